@@ -36,7 +36,8 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cli{IOStreams: streams, cluster: genericclioptions.NewConfigFlags(true)}
 	c.cluster.WithWrapConfigFn(func(config *rest.Config) *rest.Config {
 		// Lists of a large cluster are a third of the size, and quicker to read.
-		config.AcceptContentTypes, config.ContentType = "application/vnd.kubernetes.protobuf,application/json", "application/vnd.kubernetes.protobuf"
+		config.AcceptContentTypes, config.ContentType = "application/vnd.kubernetes.protobuf,application/json",
+			"application/vnd.kubernetes.protobuf"
 		config.QPS, config.Burst = 50, 100
 		return config
 	})
@@ -182,8 +183,8 @@ func (c *cli) snapshotCommand() *cobra.Command {
 and node agents are installed, as far as you may read it.
 
 It has no environment, command, image or annotation of a container, and no driver's parameters, but images of schedulers, node agents and
-device plugins, and arguments of Stowage and kube-scheduler. With --hash-names it has no names that users gave either, nor what is installed, but labels of nodes,
-device attributes, classes and drivers as they are. Every other command reads it with --snapshot FILE.`,
+device plugins, and arguments of Stowage and kube-scheduler. With --hash-names it has no names that users gave either, nor what is
+installed, but labels of nodes, device attributes, classes and drivers as they are. Every other command reads it with --snapshot FILE.`,
 		Example: "  kubectl stowage snapshot --hash-names | gzip > cluster.json.gz\n  kubectl stowage gpus --snapshot cluster.json.gz",
 		Args:    cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {

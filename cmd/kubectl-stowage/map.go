@@ -55,15 +55,17 @@ func (c *cli) mapCommand() *cobra.Command {
 	var o mapOptions
 	command := &cobra.Command{
 		Use: "map", Short: "Serve a live map of the GPUs to your browser",
-		Long: `Serve a live map of the GPUs to your browser: nodes, GPUs, partitions and shares with their holders, the pods that wait and why, and how
-it was during the time that the command runs, an hour at most.
+		Long: `Serve a live map of the GPUs to your browser: nodes, GPUs, partitions and shares with their holders, the pods that wait and
+why, and how it was during the time that the command runs, an hour at most.
 
 It listens on this machine alone, and answers to pages that have the secret in the address that it prints. It ends with Ctrl-C.
 
-With --listen it serves others, over TLS, as in manifests/overlays/map: who asks brings a token of the cluster, and has to be allowed to list
-what manifests/kubectl/reader.yaml has. It reads with its own account.`,
-		Example: "  kubectl stowage map\n  kubectl stowage map --port 8080 --open=false   # then: ssh -L 8080:127.0.0.1:8080 HOST\n  kubectl stowage map --snapshot cluster.json.gz",
-		Args:    cobra.NoArgs,
+With --listen it serves others, over TLS, as in manifests/overlays/map: who asks brings a token of the cluster, and has to be allowed to
+list what manifests/kubectl/reader.yaml has. It reads with its own account.`,
+		Example: "  kubectl stowage map\n" +
+			"  kubectl stowage map --port 8080 --open=false   # then: ssh -L 8080:127.0.0.1:8080 HOST\n" +
+			"  kubectl stowage map --snapshot cluster.json.gz",
+		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if o.port < 0 || o.port > 65535 {
 				return usageError{fmt.Errorf("--port: Invalid value: %d: want 0 to 65535", o.port)}
@@ -77,8 +79,10 @@ what manifests/kubectl/reader.yaml has. It reads with its own account.`,
 	o.addFlags(command)
 	command.Flags().IntVar(&o.port, "port", 0, "port on this machine; 0 is one that is free")
 	command.Flags().BoolVar(&o.open, "open", true, "open the page in a browser, where there is a desktop")
-	command.Flags().StringVar(&o.listen, "listen", "", "HOST:PORT on which to serve others over TLS, who bring their tokens of the cluster; :8443 is all addresses")
-	command.Flags().StringVar(&o.certificate, "tls-cert-file", "", "certificate for --listen, in PEM; without it, one that is made at the start and signed by nobody")
+	command.Flags().StringVar(&o.listen, "listen", "",
+		"HOST:PORT on which to serve others over TLS, who bring their tokens of the cluster; :8443 is all addresses")
+	command.Flags().StringVar(&o.certificate, "tls-cert-file", "",
+		"certificate for --listen, in PEM; without it, one that is made at the start and signed by nobody")
 	command.Flags().StringVar(&o.key, "tls-private-key-file", "", "its private key, in PEM")
 	return command
 }
@@ -121,7 +125,8 @@ func listenFor(o *mapOptions) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
-	return tls.NewListener(listener, &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: certificate}), nil
+	return tls.NewListener(listener,
+		&tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: certificate}), nil
 }
 
 // certificateOf returns what finds the certificate of a connection: the files are read each time, so that new ones count at once.
@@ -214,10 +219,12 @@ func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 // printAddress says where the map is, and opens it.
 func (c *cli) printAddress(address, cluster string, access *livemap.Access, o *mapOptions) {
 	if o.listen != "" {
-		fmt.Fprintf(c.Out, "The map of %s is at https://%s/, for who puts #token= and a token of the cluster behind the address.\n", printable(cluster), address)
+		fmt.Fprintf(c.Out, "The map of %s is at https://%s/, for who puts #token= and a token of the cluster behind the address.\n",
+			printable(cluster), address)
 		return
 	}
-	fmt.Fprintf(c.Out, "The map of %s is at\n\n  http://%s/#token=%s\n\nKeep this address to yourself. Ctrl-C ends it.\n", printable(cluster), address, access.Token)
+	fmt.Fprintf(c.Out, "The map of %s is at\n\n  http://%s/#token=%s\n\nKeep this address to yourself. Ctrl-C ends it.\n",
+		printable(cluster), address, access.Token)
 	if o.open {
 		openBrowser("http://" + address + "/#code=" + access.Code())
 	}

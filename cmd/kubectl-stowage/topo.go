@@ -99,9 +99,9 @@ type fragments struct {
 func (c *cli) fragCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use: "frag", Short: "Show which sizes still fit, and where",
-		Long: `Show which sizes still fit, and where: for each model, how many pods with 1, 2, 4, ... free GPUs of one node would have a place, and how
-many if all free GPUs were together. What is lost is fragmentation. Only GPUs that are wholly free and not tainted count; CPU and memory
-of nodes do not.`,
+		Long: `Show which sizes still fit, and where: for each model, how many pods with 1, 2, 4, ... free GPUs of one node would have a
+place, and how many if all free GPUs were together. What is lost is fragmentation. Only GPUs that are wholly free and not tainted
+count; CPU and memory of nodes do not.`,
 		Example: "  kubectl stowage frag\n  kubectl stowage frag -o wide   # with the nodes",
 		Args:    cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {

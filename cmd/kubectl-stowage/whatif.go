@@ -154,7 +154,11 @@ func (c *cli) printWhatIf(change *simulate.Change, outcomes []*simulate.Outcome)
 		}
 	}
 	if c.output == "json" || c.output == "yaml" {
-		if err := c.writeObject(&whatIfOutput{header{snapshot.APIVersion, "WhatIf"}, outcomes, change.Evicted, change.Kept, change.Added}); err != nil {
+		if err := c.writeObject(&whatIfOutput{
+			header{snapshot.APIVersion, "WhatIf"},
+			outcomes, change.Evicted, change.Kept,
+			change.Added,
+		}); err != nil {
 			return err
 		}
 	} else if err := c.printPlaces(change, outcomes, without); err != nil {

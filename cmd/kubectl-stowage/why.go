@@ -58,8 +58,10 @@ func (c *cli) whyCommand() *cobra.Command {
 
 The scheduler's own plugins try the pod on a copy of the cluster, whichever scheduler the pod has. Nothing is changed.
 The exit code is 3 if the pod waits.`,
-		Example: "  kubectl stowage why train-0 -n team-a\n  kubectl stowage why train-0 -n team-a -o wide   # node by node\n  kubectl stowage why train-0 -n team-a -o json",
-		Args:    one("POD"),
+		Example: "  kubectl stowage why train-0 -n team-a\n" +
+			"  kubectl stowage why train-0 -n team-a -o wide   # node by node\n" +
+			"  kubectl stowage why train-0 -n team-a -o json",
+		Args: one("POD"),
 		RunE: func(command *cobra.Command, args []string) error {
 			s, err := c.read(command.Context())
 			if err != nil {
@@ -149,7 +151,8 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 	}
 	if why.Obstacle != nil && (why.Outcome == nil || why.Obstacle.Pod != why.Pod) {
 		p.print(0, plain,
-			"Pod group %s: %d of its %d waiting pods have a place; %s has none, and keeps the others from starting:", why.Group, why.Placed, why.Members, why.Obstacle.Pod)
+			"Pod group %s: %d of its %d waiting pods have a place; %s has none, and keeps the others from starting:", why.Group, why.Placed,
+			why.Members, why.Obstacle.Pod)
 		c.printOutcome(p, why.Obstacle, 2)
 	}
 	return nil
@@ -307,11 +310,13 @@ func advise(out *simulate.Outcome) (advice []string) {
 		advice = append(advice, fmt.Sprintf("Release on node %s: %s.", h.Node, claimsText(h.Release)))
 	}
 	for _, besides := range out.Besides {
-		advice = append(advice, fmt.Sprintf("No release alone on %s, where devices are not all that is missing: %s.", someOf(besides.Nodes, false), besides.Reason))
+		advice = append(advice, fmt.Sprintf("No release alone on %s, where devices are not all that is missing: %s.",
+			someOf(besides.Nodes, false), besides.Reason))
 	}
 	if e.NeverTogether {
 		advice = append(advice,
-			"No release: no node could satisfy the pod's requests together, even if all its devices were free. Spread them over several pods, or add a larger node.")
+			"No release: no node could satisfy the pod's requests together, even if all its devices were free. Spread them over several pods, or "+
+				"add a larger node.")
 	}
 	for i := range e.Requests {
 		r := &e.Requests[i]

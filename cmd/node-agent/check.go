@@ -38,12 +38,17 @@ func defaultHostOptions() hostOptions {
 }
 
 func (o *hostOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.runtime, "container-runtime-endpoint", o.runtime, "the container runtime's CRI socket on the host, below --host-root, which is asked whether it reads CDI specifications; auto looks where containerd, k3s, RKE2, CRI-O, k0s and MicroK8s have it")
-	flags.StringVar(&o.toolkitConfig, "toolkit-config", o.toolkitConfig, "configuration file of NVIDIA's container runtime on the host, below --host-root; a warning tells if it lets containers get GPUs by NVIDIA_VISIBLE_DEVICES. auto looks where the GPU operator has it, and at /etc/nvidia-container-runtime/config.toml; with an empty value nothing is looked at")
+	flags.StringVar(&o.runtime, "container-runtime-endpoint", o.runtime,
+		"the container runtime's CRI socket on the host, below --host-root, which is asked whether it reads CDI specifications; auto looks "+
+			"where containerd, k3s, RKE2, CRI-O, k0s and MicroK8s have it")
+	flags.StringVar(&o.toolkitConfig, "toolkit-config", o.toolkitConfig,
+		"configuration file of NVIDIA's container runtime on the host, below --host-root; a warning tells if it lets containers get GPUs by "+
+			"NVIDIA_VISIBLE_DEVICES. auto looks where the GPU operator has it, and at /etc/nvidia-container-runtime/config.toml; with an empty "+
+			"value nothing is looked at")
 }
 
-// settleDriverRoot finds the driver's files, if no flag says where they are. It stays what it is for as long as the process runs: a library is
-// loaded once.
+// settleDriverRoot finds the driver's files, if no flag says where they are. It stays what it is for as long as
+// the process runs: a library is loaded once.
 func (o *options) settleDriverRoot() {
 	if o.driverRoot != nvml.SpecAuto {
 		return
@@ -155,7 +160,8 @@ could not be found out.`,
 func (o *options) addCheckFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeletRoot, "kubelet-root-dir", o.kubeletRoot, "the kubelet's --root-dir")
 	flags.StringVar(&o.cdiRoot, "cdi-root", o.cdiRoot, "folder from which the container runtime reads CDI specifications")
-	flags.StringVar(&o.hook.path, "nvidia-cdi-hook", o.hook.path, "path of the nvidia-cdi-hook program on the host, if the agent is not to bring its own")
+	flags.StringVar(&o.hook.path, "nvidia-cdi-hook", o.hook.path,
+		"path of the nvidia-cdi-hook program on the host, if the agent is not to bring its own")
 	o.host.addFlags(flags)
 }
 

@@ -55,7 +55,10 @@ func newDiscoverCommand(opts *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			node.Offer(discovery.Policy{Dynamic: opts.partitions == partitionsDynamic, Shares: shares, Sharing: opts.onHost(cmd.Context(), sharing, handle.Simulated), Passthrough: opts.passthrough})
+			node.Offer(discovery.Policy{
+				Dynamic: opts.partitions == partitionsDynamic, Shares: shares,
+				Sharing: opts.onHost(cmd.Context(), sharing, handle.Simulated), Passthrough: opts.passthrough,
+			})
 			if unknown := shares.Unknown(node); len(unknown) > 0 {
 				fmt.Fprintf(cmd.ErrOrStderr(), "--share-gpus: this machine has no GPU %s\n", strings.Join(unknown, ", "))
 			}

@@ -31,8 +31,12 @@ type exporterOptions struct {
 }
 
 func (o *exporterOptions) addFlags(flags *pflag.FlagSet) {
-	flags.DurationVar(&o.interval, "gpu-metrics-interval", o.interval, fmt.Sprintf("how old readings of GPUs may be that "+gpuMetricsPath+" tells: GPUs are read when somebody asks, and no more often; at least %s, and with 0 there are no metrics of GPUs", exporter.MinInterval))
-	flags.StringVar(&o.socket, "pod-resources-socket", o.socket, "the kubelet's PodResources socket, which tells the pods of GPUs and what other device plugins offer; pod-resources/kubelet.sock in --kubelet-root-dir if not given")
+	flags.DurationVar(&o.interval, "gpu-metrics-interval", o.interval,
+		fmt.Sprintf("how old readings of GPUs may be that "+gpuMetricsPath+" tells: GPUs are read when somebody asks, and no more often; at "+
+			"least %s, and with 0 there are no metrics of GPUs", exporter.MinInterval))
+	flags.StringVar(&o.socket, "pod-resources-socket", o.socket,
+		"the kubelet's PodResources socket, which tells the pods of GPUs and what other device plugins offer; pod-resources/kubelet.sock in "+
+			"--kubelet-root-dir if not given")
 }
 
 // validate names the flag that is wrong.

@@ -160,7 +160,8 @@ func findClaim(opts *options, claim string) (*prepare.Found, error) {
 	case 1:
 		return matches[0], nil
 	default:
-		return nil, fmt.Errorf("claim %q: there are %d of that name, %s and %s among them: give the UID", claim, len(matches), matches[0].UID, matches[1].UID)
+		return nil, fmt.Errorf("claim %q: there are %d of that name, %s and %s among them: give the UID", claim, len(matches),
+			matches[0].UID, matches[1].UID)
 	}
 }
 
@@ -175,7 +176,8 @@ CLAIM is its UID or, where that is known, NAMESPACE/NAME. It is for a claim whos
 pod from going. It may run beside the agent, has the agent's locks, and needs the agent's flags.
 
 That nobody uses the claim is proven as the agent does it: by the API server, the kubelet and the GPUs' processes, in two looks a
-minute apart. Otherwise it is refused, and the reason is told. A pod that is being deleted counts as ended when none of its processes is left.
+minute apart. Otherwise it is refused, and the reason is told. A pod that is being deleted counts as ended when none of its processes
+is left.
 
 The pods of the node are listed as that node. So whoever --kubeconfig speaks for needs the right to impersonate the user
 system:node:NODE. The agent's own account has it.
@@ -225,6 +227,7 @@ With --force no proof is needed. Then a container that still runs may have its G
 		},
 	}
 	opts.addRunFlags(cmd.Flags())
-	cmd.Flags().BoolVar(&force, "force", force, "release it without proof: a container that still runs may have its GPU together with the next claim's")
+	cmd.Flags().BoolVar(&force, "force", force,
+		"release it without proof: a container that still runs may have its GPU together with the next claim's")
 	return cmd
 }

@@ -131,7 +131,10 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 			allowSharing:     "time-slicing,mps",
 			shareStrategy:    "time-slicing",
 		},
-		pluginOptions: pluginOptions{advertise: string(advertise.DRA), deviceListStrategy: string(deviceplugin.CDIByCRI), migStrategy: string(pluginpath.MIGNone)},
+		pluginOptions: pluginOptions{
+			advertise: string(advertise.DRA), deviceListStrategy: string(deviceplugin.CDIByCRI),
+			migStrategy: string(pluginpath.MIGNone),
+		},
 
 		leftovers:   string(prepare.EndLeftovers),
 		lockTimeout: prepare.DefaultLockTimeout,
@@ -157,22 +160,39 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 
 // addHardwareFlags adds what every subcommand needs to find GPUs.
 func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.nodeName, "node-name", o.nodeName, "name of this machine's Node object; NODE_NAME in the environment, or the host's name, if not given")
-	flags.StringVar(&o.nvml, "nvml", o.nvml, "NVML library: auto (the driver's, which may be installed later), the path of a library, or sim:<profile> for simulated GPUs")
-	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver; auto looks below the host's "+nvml.DriverRoots())
-	flags.StringVar(&o.simDir, "sim-dir", o.simDir, "folder that keeps the state and the control socket of simulated GPUs; to serve a kubelet, sim in --state-dir if not given")
+	flags.StringVar(&o.nodeName, "node-name", o.nodeName,
+		"name of this machine's Node object; NODE_NAME in the environment, or the host's name, if not given")
+	flags.StringVar(&o.nvml, "nvml", o.nvml,
+		"NVML library: auto (the driver's, which may be installed later), the path of a library, or sim:<profile> for simulated GPUs")
+	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot,
+		"folder below which this program sees the files of the NVIDIA driver; auto looks below the host's "+nvml.DriverRoots())
+	flags.StringVar(&o.simDir, "sim-dir", o.simDir,
+		"folder that keeps the state and the control socket of simulated GPUs; to serve a kubelet, sim in --state-dir if not given")
 	flags.StringVar(&o.simLibrary, "sim-library", o.simLibrary,
 		"a simulated libnvidia-ml.so.1 (make nvml-library) through which simulated GPUs are asked, loaded as a driver's is; "+
 			"without it they are simulated within this process")
-	flags.StringVar(&o.partitions, "partitions", o.partitions, "static offers the MIG devices that an administrator has made, dynamic also those that can be made, which come and go with their claims")
-	flags.StringVar(&o.shareGPUs, "share-gpus", o.shareGPUs, "GPUs that several claims can have at once, each with a share of the memory and the compute: none, all, or PCI addresses (0000:1b:00.0), device names or indices with commas between; they are not partitioned")
-	flags.StringVar(&o.shareMemoryStep, "share-memory-step", o.shareMemoryStep, "what shares of a GPU's memory are multiples of, and the least that one can be")
-	flags.IntVar(&o.shareComputeStep, "share-compute-step", o.shareComputeStep, "what shares of a GPU's compute are multiples of, in percent; with 0 they are of memory alone")
-	flags.StringVar(&o.allowSharing, "allow-sharing", o.allowSharing, "how the processes of a claim may share its GPU, if the claim asks for it: time-slicing, mps, both with a comma between, or none; published as the attribute sharingStrategies of each device. Neither is a boundary between who does not trust each other")
-	flags.StringVar(&o.shareStrategy, "share-strategy", o.shareStrategy, "how the GPUs of --share-gpus are shared by the claims that have them, which have no say in it: time-slicing or mps, and one of --allow-sharing")
-	flags.BoolVar(&o.passthrough, "passthrough", o.passthrough, "offer whole GPUs to virtual machines, too: as devices of type vfio, which leave the NVIDIA driver for as long as a claim has them")
-	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
-	flags.StringVar(&o.host.root, "host-root", o.host.root, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd or in cgroups of their own")
+	flags.StringVar(&o.partitions, "partitions", o.partitions,
+		"static offers the MIG devices that an administrator has made, dynamic also those that can be made, which come and go with their claims")
+	flags.StringVar(&o.shareGPUs, "share-gpus", o.shareGPUs,
+		"GPUs that several claims can have at once, each with a share of the memory and the compute: none, all, or PCI addresses "+
+			"(0000:1b:00.0), device names or indices with commas between; they are not partitioned")
+	flags.StringVar(&o.shareMemoryStep, "share-memory-step", o.shareMemoryStep,
+		"what shares of a GPU's memory are multiples of, and the least that one can be")
+	flags.IntVar(&o.shareComputeStep, "share-compute-step", o.shareComputeStep,
+		"what shares of a GPU's compute are multiples of, in percent; with 0 they are of memory alone")
+	flags.StringVar(&o.allowSharing, "allow-sharing", o.allowSharing,
+		"how the processes of a claim may share its GPU, if the claim asks for it: time-slicing, mps, both with a comma between, or none; "+
+			"published as the attribute sharingStrategies of each device. Neither is a boundary between who does not trust each other")
+	flags.StringVar(&o.shareStrategy, "share-strategy", o.shareStrategy,
+		"how the GPUs of --share-gpus are shared by the claims that have them, which have no say in it: time-slicing or mps, and one of "+
+			"--allow-sharing")
+	flags.BoolVar(&o.passthrough, "passthrough", o.passthrough,
+		"offer whole GPUs to virtual machines, too: as devices of type vfio, which leave the NVIDIA driver for as long as a claim has them")
+	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot,
+		"the same folder as the container runtime sees it; --driver-root if not given")
+	flags.StringVar(&o.host.root, "host-root", o.host.root,
+		"the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process "+
+			"Service are started there, by systemd or in cgroups of their own")
 }
 
 // keepSimulation gives simulated GPUs a place to outlive this process in.
@@ -186,36 +206,72 @@ func (o *options) keepSimulation() {
 func (o *options) addRunFlags(flags *pflag.FlagSet) {
 	o.addUseFlags(flags)
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "kubeconfig file; the pod's ServiceAccount if not given")
-	flags.StringVar(&o.podUID, "pod-uid", o.podUID, "UID of the agent's pod, so that its successor can start while it still serves; POD_UID in the environment if not given")
-	flags.StringVar(&o.kubeletRoot, "kubelet-root-dir", o.kubeletRoot, "the kubelet's --root-dir; sockets are made in its folders plugins and plugins_registry")
+	flags.StringVar(&o.podUID, "pod-uid", o.podUID,
+		"UID of the agent's pod, so that its successor can start while it still serves; POD_UID in the environment if not given")
+	flags.StringVar(&o.kubeletRoot, "kubelet-root-dir", o.kubeletRoot,
+		"the kubelet's --root-dir; sockets are made in its folders plugins and plugins_registry")
 	flags.StringVar(&o.cdiRoot, "cdi-root", o.cdiRoot, "folder from which the container runtime reads CDI specifications")
 	flags.StringVar(&o.stateDir, "state-dir", o.stateDir, "folder for the ledger of prepared claims, which must outlive restarts and reboots")
 	flags.StringVar(&o.devRoot, "dev-root", o.devRoot, "folder for the device nodes of simulated GPUs")
-	flags.StringVar(&o.hook.path, "nvidia-cdi-hook", o.hook.path, "path of the nvidia-cdi-hook program on the host; nvcdi's default, /usr/bin/nvidia-cdi-hook, if not given")
-	flags.StringVar(&o.hook.from, "nvidia-cdi-hook-from", o.hook.from, "an nvidia-cdi-hook program beside the agent, which it puts into the folder bin of --state-dir for the container runtime, or into its plugin's folder below --kubelet-root-dir where no program runs (noexec); not used where --nvidia-cdi-hook is given")
+	flags.StringVar(&o.hook.path, "nvidia-cdi-hook", o.hook.path,
+		"path of the nvidia-cdi-hook program on the host; nvcdi's default, /usr/bin/nvidia-cdi-hook, if not given")
+	flags.StringVar(&o.hook.from, "nvidia-cdi-hook-from", o.hook.from,
+		"an nvidia-cdi-hook program beside the agent, which it puts into the folder bin of --state-dir for the container runtime, or into its "+
+			"plugin's folder below --kubelet-root-dir where no program runs (noexec); not used where --nvidia-cdi-hook is given")
 	o.host.addFlags(flags)
-	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz, /metrics and /metrics/gpus, over TLS; port 0 takes a free one, an empty value serves none")
-	flags.StringVar(&o.certFile, "tls-cert-file", o.certFile, "certificate to serve --health-address with, read anew when it changes; one signed by itself if not given")
+	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress,
+		"address for /healthz, /readyz, /metrics and /metrics/gpus, over TLS; port 0 takes a free one, an empty value serves none")
+	flags.StringVar(&o.certFile, "tls-cert-file", o.certFile,
+		"certificate to serve --health-address with, read anew when it changes; one signed by itself if not given")
 	flags.StringVar(&o.keyFile, "tls-private-key-file", o.keyFile, "private key of --tls-cert-file")
-	flags.StringVar(&o.clientCAFile, "client-ca-file", o.clientCAFile, "authority whose certificates name who reads /metrics and /metrics/gpus; without one only tokens do")
+	flags.StringVar(&o.clientCAFile, "client-ca-file", o.clientCAFile,
+		"authority whose certificates name who reads /metrics and /metrics/gpus; without one only tokens do")
 	o.exporterOptions.addFlags(flags)
 }
 
 // addUseFlags adds how GPUs are shared and taken back.
 func (o *options) addUseFlags(flags *pflag.FlagSet) {
-	flags.BoolVar(&o.shareAcrossNamespaces, "share-across-namespaces", o.shareAcrossNamespaces, "give shares of one GPU to claims of several namespaces; without it, a claim waits for a GPU of which another namespace has shares")
-	flags.IntVar(&o.shareReplicas, "share-replicas", o.shareReplicas, fmt.Sprintf("as how many devices each GPU of --share-gpus is offered that is on the path %s of --advertise: as %s, each with an equal share of the memory and the compute, to pods of any namespace (%s); 0 offers none of them there", advertise.DevicePlugin, pluginpath.SharedResource, config.AcrossNamespacesFlag))
-	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
-	flags.StringVar(&o.hostProcesses, "host-processes", o.hostProcesses, "what is done about processes of the host, other than NVIDIA's daemons, on a GPU that no claim has: warn tells of them on the Node and by a metric, taint also gives the GPU to no claim until they are gone")
-	flags.StringVar(&o.advertise, "advertise", o.advertise, "how GPUs are offered: dra (by claims), device-plugin (as nvidia.com/gpu by the kubelet's device plugin API) or none; for single GPUs NAME=PATH, by UUID, PCI address or device name, with commas between: dra,0000:1b:00.0=device-plugin. A GPU that a pod has by one path is offered by another one when that pod has ended")
-	flags.StringVar(&o.deviceListStrategy, "device-list-strategy", o.deviceListStrategy, "how the container runtime is told which GPUs a container gets by the device plugin API: cdi-cri, cdi-annotations, envvar (NVIDIA_VISIBLE_DEVICES), or several with commas between")
-	flags.StringVar(&o.migStrategy, "mig-strategy", o.migStrategy, "how MIG devices that an administrator has made are offered by the device plugin API: none, single (as nvidia.com/gpu, if all GPUs of that path are partitioned and all MIG devices have one profile) or mixed (nvidia.com/mig-<profile>)")
-	flags.DurationVar(&o.lockTimeout, "lock-timeout", o.lockTimeout, fmt.Sprintf("how long a call of the kubelet waits for GPUs that other calls or another agent work on; less than the %s after which the kubelet gives up, so that there is time for the work itself; a call that takes GPUs back waits for no more than %s of it, because what it undoes may take %s", prepare.KubeletPatience, prepare.DefaultLockTimeout, prepare.DefaultUndoTimeout))
-	flags.StringVar(&o.healthRules, "health-rules", o.healthRules, "which of the rules that judge a GPU are softened, with commas between: off, notice (told, and nothing else) or avoid (no new claim gets the GPU, and no pod is moved), such as pcie-width=off,xid/74=notice,gpu-lost=avoid, or made harder (memory-left=avoid), each with PRODUCT: before it if it is for the GPUs of that product only; the rules are the names of the agent's taints")
-	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
-	flags.StringVar(&o.mpsShmSize, "mps-shm-size", o.mpsShmSize, "how much memory the folder of one daemon of the Multi-Process Service may take, in which its clients have their shared memory (/dev/shm)")
-	flags.BoolVar(&o.mpsSandbox, "mps-sandbox", o.mpsSandbox, "take from daemons of the Multi-Process Service what root has and they do not need: capabilities, other devices, writing outside of their folder; needs systemd 242 or, on a host without systemd, Linux 5.12. A daemon that runs keeps what it was started with")
-	flags.BoolVar(&o.simMPSFolders, "sim-mps-folders", o.simMPSFolders, "give the simulated daemons of the Multi-Process Service the folder of a real one, in --mps-root, and it to their clients; needs the right to mount")
+	flags.BoolVar(&o.shareAcrossNamespaces, "share-across-namespaces", o.shareAcrossNamespaces,
+		"give shares of one GPU to claims of several namespaces; without it, a claim waits for a GPU of which another namespace has shares")
+	flags.IntVar(&o.shareReplicas, "share-replicas", o.shareReplicas,
+		fmt.Sprintf("as how many devices each GPU of --share-gpus is offered that is on the path %s of --advertise: as %s, each with an equal "+
+			"share of the memory and the compute, to pods of any namespace (%s); 0 offers none of them there", advertise.DevicePlugin,
+			pluginpath.SharedResource, config.AcrossNamespacesFlag))
+	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers,
+		"what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the "+
+			"GPU to nobody until they are gone")
+	flags.StringVar(&o.hostProcesses, "host-processes", o.hostProcesses,
+		"what is done about processes of the host, other than NVIDIA's daemons, on a GPU that no claim has: warn tells of them on the Node and "+
+			"by a metric, taint also gives the GPU to no claim until they are gone")
+	flags.StringVar(&o.advertise, "advertise", o.advertise,
+		"how GPUs are offered: dra (by claims), device-plugin (as nvidia.com/gpu by the kubelet's device plugin API) or none; for single GPUs "+
+			"NAME=PATH, by UUID, PCI address or device name, with commas between: dra,0000:1b:00.0=device-plugin. A GPU that a pod has by one path "+
+			"is offered by another one when that pod has ended")
+	flags.StringVar(&o.deviceListStrategy, "device-list-strategy", o.deviceListStrategy,
+		"how the container runtime is told which GPUs a container gets by the device plugin API: cdi-cri, cdi-annotations, envvar "+
+			"(NVIDIA_VISIBLE_DEVICES), or several with commas between")
+	flags.StringVar(&o.migStrategy, "mig-strategy", o.migStrategy,
+		"how MIG devices that an administrator has made are offered by the device plugin API: none, single (as nvidia.com/gpu, if all GPUs of "+
+			"that path are partitioned and all MIG devices have one profile) or mixed (nvidia.com/mig-<profile>)")
+	flags.DurationVar(&o.lockTimeout, "lock-timeout", o.lockTimeout,
+		fmt.Sprintf("how long a call of the kubelet waits for GPUs that other calls or another agent work on; less than the %s after which the "+
+			"kubelet gives up, so that there is time for the work itself; a call that takes GPUs back waits for no more than %s of it, because "+
+			"what it undoes may take %s", prepare.KubeletPatience, prepare.DefaultLockTimeout, prepare.DefaultUndoTimeout))
+	flags.StringVar(&o.healthRules, "health-rules", o.healthRules,
+		"which of the rules that judge a GPU are softened, with commas between: off, notice (told, and nothing else) or avoid (no new claim "+
+			"gets the GPU, and no pod is moved), such as pcie-width=off,xid/74=notice,gpu-lost=avoid, or made harder (memory-left=avoid), each "+
+			"with PRODUCT: before it if it is for the GPUs of that product only; the rules are the names of the agent's taints")
+	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot,
+		"folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
+	flags.StringVar(&o.mpsShmSize, "mps-shm-size", o.mpsShmSize,
+		"how much memory the folder of one daemon of the Multi-Process Service may take, in which its clients have their shared "+
+			"memory (/dev/shm)")
+	flags.BoolVar(&o.mpsSandbox, "mps-sandbox", o.mpsSandbox,
+		"take from daemons of the Multi-Process Service what root has and they do not need: capabilities, other devices, writing outside of "+
+			"their folder; needs systemd 242 or, on a host without systemd, Linux 5.12. A daemon that runs keeps what it was started with")
+	flags.BoolVar(&o.simMPSFolders, "sim-mps-folders", o.simMPSFolders,
+		"give the simulated daemons of the Multi-Process Service the folder of a real one, in --mps-root, and it to their clients; needs the "+
+			"right to mount")
 }
 
 const (
@@ -228,7 +284,8 @@ const (
 // validateUse names the flag that is wrong.
 func (o *options) validateUse() error {
 	if o.lockTimeout <= 0 || o.lockTimeout >= prepare.KubeletPatience {
-		return fmt.Errorf("--lock-timeout %s: want more than 0 and less than %s, which is when the kubelet gives up", o.lockTimeout, prepare.KubeletPatience)
+		return fmt.Errorf("--lock-timeout %s: want more than 0 and less than %s, which is when the kubelet gives up",
+			o.lockTimeout, prepare.KubeletPatience)
 	}
 	if p := driver.HostProcesses(o.hostProcesses); p != driver.WarnOfHostProcesses && p != driver.TaintForHostProcesses {
 		return fmt.Errorf("--host-processes %q: want %s or %s", o.hostProcesses, driver.WarnOfHostProcesses, driver.TaintForHostProcesses)
@@ -259,13 +316,14 @@ func (o *pluginOptions) advertised() (as pluginpath.Advertised, err error) {
 	}
 	as.MIG = pluginpath.MIGStrategy(o.migStrategy)
 	if as.MIG != pluginpath.MIGNone && as.MIG != pluginpath.MIGSingle && as.MIG != pluginpath.MIGMixed {
-		return as, fmt.Errorf("--mig-strategy %q: want %s, %s or %s", o.migStrategy, pluginpath.MIGNone, pluginpath.MIGSingle, pluginpath.MIGMixed)
+		return as, fmt.Errorf("--mig-strategy %q: want %s, %s or %s", o.migStrategy, pluginpath.MIGNone,
+			pluginpath.MIGSingle, pluginpath.MIGMixed)
 	}
 	return as, nil
 }
 
-// validateReplicas refuses GPUs that are to be shared and to be offered by the device plugin API, if it is not said how. That two names are one GPU's is
-// known only when it is found.
+// validateReplicas refuses GPUs that are to be shared and to be offered by the device plugin API, if it is not said how. That two names are
+// one GPU's is known only when it is found.
 func (o *options) validateReplicas(shares *discovery.Shares) error {
 	as, err := o.advertised()
 	if err != nil {
@@ -278,9 +336,12 @@ func (o *options) validateReplicas(shares *discovery.Shares) error {
 		case !shares.All && len(shares.GPUs) == 0:
 			return fmt.Errorf("--share-replicas=%d --share-gpus=%s: want the GPUs that are shared", n, o.shareGPUs)
 		case !o.shareAcrossNamespaces:
-			return fmt.Errorf("--share-replicas=%d: want %s with it: the kubelet gives replicas of one GPU to pods of any namespace", n, config.AcrossNamespacesFlag)
-		case o.shareStrategy == shareByMPS && !slices.Contains(as.Strategies, deviceplugin.CDIByCRI) && !slices.Contains(as.Strategies, deviceplugin.CDIByAnnotation):
-			return fmt.Errorf("--share-replicas=%d %s=%s --device-list-strategy=%s: want %s or %s in it: without CDI a container gets nothing of the MPS daemon",
+			return fmt.Errorf("--share-replicas=%d: want %s with it: the kubelet gives replicas of one GPU to pods of any namespace", n,
+				config.AcrossNamespacesFlag)
+		case o.shareStrategy == shareByMPS && !slices.Contains(as.Strategies, deviceplugin.CDIByCRI) &&
+			!slices.Contains(as.Strategies, deviceplugin.CDIByAnnotation):
+			return fmt.Errorf("--share-replicas=%d %s=%s --device-list-strategy=%s: want %s or %s in it: without CDI a container gets nothing of "+
+				"the MPS daemon",
 				n, config.SharesFlag, o.shareStrategy, o.deviceListStrategy, deviceplugin.CDIByCRI, deviceplugin.CDIByAnnotation)
 		}
 		return nil
@@ -291,7 +352,8 @@ func (o *options) validateReplicas(shares *discovery.Shares) error {
 	}
 	for _, name := range names {
 		if as.Paths.Named(name) == advertise.DevicePlugin {
-			return fmt.Errorf("--share-gpus=%s --advertise=%s: %s cannot be both shared and on the path %s without --share-replicas, which says as how many devices a GPU is offered there",
+			return fmt.Errorf("--share-gpus=%s --advertise=%s: %s cannot be both shared and on the path %s without --share-replicas, which says "+
+				"as how many devices a GPU is offered there",
 				o.shareGPUs, o.advertise, cmp.Or(name, "all GPUs"), advertise.DevicePlugin)
 		}
 	}
@@ -351,7 +413,8 @@ func (o *options) validateHardware() error {
 func (o *options) shares() (discovery.Shares, error) {
 	shares, err := discovery.ParseShares(o.shareGPUs, o.shareMemoryStep, o.shareComputeStep)
 	if err != nil {
-		return shares, fmt.Errorf("--share-gpus=%s --share-memory-step=%s --share-compute-step=%d: %w", o.shareGPUs, o.shareMemoryStep, o.shareComputeStep, err)
+		return shares, fmt.Errorf("--share-gpus=%s --share-memory-step=%s --share-compute-step=%d: %w", o.shareGPUs,
+			o.shareMemoryStep, o.shareComputeStep, err)
 	}
 	shares.Replicas = o.shareReplicas
 	return shares, nil
@@ -364,7 +427,8 @@ func (o *options) sharing() (config.Rules, error) {
 		return rules, err
 	}
 	if o.shareGPUs != "none" && !slices.Contains(rules.Allowed, rules.Shares) {
-		return rules, fmt.Errorf("%s=%s --share-gpus=%s: %s=%s does not allow it", config.SharesFlag, o.shareStrategy, o.shareGPUs, config.AllowFlag, o.allowSharing)
+		return rules, fmt.Errorf("%s=%s --share-gpus=%s: %s=%s does not allow it", config.SharesFlag, o.shareStrategy, o.shareGPUs,
+			config.AllowFlag, o.allowSharing)
 	}
 	rules.AcrossNamespaces = o.shareAcrossNamespaces
 	return rules, nil

@@ -44,7 +44,8 @@ func runAgent(ctx context.Context, opts *options) error {
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "stowage", stowageversion.Release(), "node", opts.nodeName, "nvml", opts.nvml)
+	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "stowage", stowageversion.Release(),
+		"node", opts.nodeName, "nvml", opts.nvml)
 	opts.keepSimulation()
 	keeper := newKeeper(opts, api)
 	agent, gpus, err := newAgent(ctx, opts, api, keeper)

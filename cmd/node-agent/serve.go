@@ -56,7 +56,9 @@ const (
 )
 
 // serveHealth serves probes to all, and metrics to whom the API server lets read them, until stop is called. Those of GPUs may be nil.
-func serveHealth(ctx context.Context, opts *options, config *rest.Config, status *driver.Status, gpus *exporter.Exporter) (stop func(), err error) {
+func serveHealth(ctx context.Context, opts *options, config *rest.Config, status *driver.Status,
+	gpus *exporter.Exporter,
+) (stop func(), err error) {
 	if opts.healthAddress == "" {
 		return func() {}, nil
 	}
@@ -186,7 +188,8 @@ const answerTTL = 10 * time.Second
 
 var pauses = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 3}
 
-// reviews has the API server look at tokens. Unlike k8s.io/apiserver's own it tells a token that is refused from an API server that is away.
+// reviews has the API server look at tokens. Unlike k8s.io/apiserver's own it tells a token that is
+// refused from an API server that is away.
 type reviews struct{ client kubernetes.Interface }
 
 var errNoReview = errors.New("the API server does not review the token")
@@ -254,8 +257,8 @@ func (r *readers) check(request *http.Request) int {
 	return http.StatusForbidden
 }
 
-// turns bound what the API server is asked about callers who have read nothing yet, so that whoever sends tokens that nobody knows does not keep
-// readers out. Of one address there are fewer than of all.
+// turns bound what the API server is asked about callers who have read nothing yet, so that whoever sends tokens that nobody knows does not
+// keep readers out. Of one address there are fewer than of all.
 type turns struct {
 	all  flowcontrol.RateLimiter
 	each *lru.Cache // the limiters, by address

@@ -21,13 +21,14 @@ func (c *client) gpuCommands() *cobra.Command {
 		c.onGPU("restore", "Bring a lost GPU back", func(gpu string) nvmlsim.Command { return &nvmlsim.RestoreGPU{GPU: gpu} }),
 		c.onGPU("hang", "Let calls about a GPU not return", func(gpu string) nvmlsim.Command { return &nvmlsim.HangGPU{GPU: gpu} }),
 		c.onGPU("unhang", "Let them return", func(gpu string) nvmlsim.Command { return &nvmlsim.UnhangGPU{GPU: gpu} }),
-		c.action("slow GPU MILLISECONDS", "Let each call that asks a GPU take so long, 0 for no time", 2, func(args []string) (nvmlsim.Command, error) {
-			each, err := number("MILLISECONDS", args[1])
-			if err != nil {
-				return nil, err
-			}
-			return &nvmlsim.SlowGPU{GPU: args[0], Milliseconds: nvmlsim.Milliseconds(each)}, nil
-		}),
+		c.action("slow GPU MILLISECONDS", "Let each call that asks a GPU take so long, 0 for no time", 2,
+			func(args []string) (nvmlsim.Command, error) {
+				each, err := number("MILLISECONDS", args[1])
+				if err != nil {
+					return nil, err
+				}
+				return &nvmlsim.SlowGPU{GPU: args[0], Milliseconds: nvmlsim.Milliseconds(each)}, nil
+			}),
 		c.onGPU("reset", "Reset an idle GPU", func(gpu string) nvmlsim.Command { return &nvmlsim.ResetGPU{GPU: gpu} }),
 		c.onGPU("remove", "Take a GPU off the bus", func(gpu string) nvmlsim.Command { return &nvmlsim.RemoveGPU{GPU: gpu} }),
 		c.onGPU("add", "Put a removed GPU back", func(gpu string) nvmlsim.Command { return &nvmlsim.AddGPU{GPU: gpu} }),
@@ -130,7 +131,8 @@ func (c *client) migCommands() *cobra.Command {
 			return err
 		},
 	}
-	create.Flags().UintSliceVar(&compute, "compute", nil, "compute instances to make in it, by their slices; one that is all of it if not given")
+	create.Flags().UintSliceVar(&compute, "compute", nil,
+		"compute instances to make in it, by their slices; one that is all of it if not given")
 	create.Flags().IntVar(&start, "start", 0, "first memory slice; the driver's choice if not given")
 	destroy := c.action("destroy GPU INSTANCE", "End a GPU instance by its ID", 2, func(args []string) (nvmlsim.Command, error) {
 		id, err := number("INSTANCE", args[1])
@@ -203,30 +205,33 @@ func (c *client) faultCommands() []*cobra.Command {
 		cmd.Long = cmd.Short + ".\n\n" + text
 		return cmd
 	}
-	throttle := c.action("throttle GPU [REASON...]", "Set why a GPU runs below its clock; nothing for no reason", 0, func(args []string) (nvmlsim.Command, error) {
-		return &nvmlsim.SetThrottle{GPU: args[0], Reasons: args[1:]}, nil
-	})
+	throttle := c.action("throttle GPU [REASON...]", "Set why a GPU runs below its clock; nothing for no reason", 0,
+		func(args []string) (nvmlsim.Command, error) {
+			return &nvmlsim.SetThrottle{GPU: args[0], Reasons: args[1:]}, nil
+		})
 	throttle.Args = arguments(cobra.MinimumNArgs(1))
 
-	refuse := c.action("refuse GPU [SETTING...]", "Let a GPU refuse for ever that settings are changed; nothing for none", 0, func(args []string) (nvmlsim.Command, error) {
-		command := &nvmlsim.Refuse{GPU: args[0]}
-		for _, setting := range args[1:] {
-			command.Settings = append(command.Settings, nvmlsim.Setting(setting))
-		}
-		return command, nil
-	})
+	refuse := c.action("refuse GPU [SETTING...]", "Let a GPU refuse for ever that settings are changed; nothing for none", 0,
+		func(args []string) (nvmlsim.Command, error) {
+			command := &nvmlsim.Refuse{GPU: args[0]}
+			for _, setting := range args[1:] {
+				command.Settings = append(command.Settings, nvmlsim.Setting(setting))
+			}
+			return command, nil
+		})
 	refuse.Args = arguments(cobra.MinimumNArgs(1))
 
 	load := &nvmlsim.SetLoad{}
 	var loaded int
-	loadCommand := c.action("load GPU", "Set what programs do to a GPU or a MIG GPU instance; what is not given is 0", 1, func(args []string) (nvmlsim.Command, error) {
-		load.GPU = args[0]
-		if loaded >= 0 {
-			id := uint32(loaded)
-			load.Instance = &id
-		}
-		return load, nil
-	})
+	loadCommand := c.action("load GPU", "Set what programs do to a GPU or a MIG GPU instance; what is not given is 0", 1,
+		func(args []string) (nvmlsim.Command, error) {
+			load.GPU = args[0]
+			if loaded >= 0 {
+				id := uint32(loaded)
+				load.Instance = &id
+			}
+			return load, nil
+		})
 	flags := loadCommand.Flags()
 	flags.IntVar(&loaded, "instance", -1, "GPU instance that it is about, by its ID; the whole GPU if not given")
 	flags.Uint32Var(&load.Load.GPU, "gpu", 0, "percent of the time in which a kernel runs")
@@ -261,12 +266,13 @@ func (c *client) faultCommands() []*cobra.Command {
 		long(c.action("timeslice GPU TIME|default", "Set how long a process keeps a GPU", 2, func(args []string) (nvmlsim.Command, error) {
 			return &nvmlsim.SetTimeSlice{GPU: args[0], Time: nvmlsim.TimeSlice(unless(args[1], "default"))}, nil
 		}), fmt.Sprintf("TIME is one of %s, %s, %s.", nvmlsim.TimeSliceShort, nvmlsim.TimeSliceMedium, nvmlsim.TimeSliceLong)),
-		c.action("persistence GPU on|off", "Switch a GPU's persistence mode, as nvidia-smi does: nvidia-persistenced is asked if it runs", 2, func(args []string) (nvmlsim.Command, error) {
-			if args[1] != "on" && args[1] != "off" {
-				return nil, fmt.Errorf("MODE %q: want on or off", args[1])
-			}
-			return &nvmlsim.SetPersistence{GPU: args[0], Enabled: args[1] == "on"}, nil
-		}),
+		c.action("persistence GPU on|off", "Switch a GPU's persistence mode, as nvidia-smi does: nvidia-persistenced is asked if it runs", 2,
+			func(args []string) (nvmlsim.Command, error) {
+				if args[1] != "on" && args[1] != "off" {
+					return nil, fmt.Errorf("MODE %q: want on or off", args[1])
+				}
+				return &nvmlsim.SetPersistence{GPU: args[0], Enabled: args[1] == "on"}, nil
+			}),
 		c.action("leak GPU MIB", "Let memory be in use that no process has", 2, func(args []string) (nvmlsim.Command, error) {
 			mib, err := number("MIB", args[1])
 			return &nvmlsim.LeakMemory{GPU: args[0], MemoryMiB: uint64(mib)}, err

@@ -40,7 +40,8 @@ func newCommand(env func(string) (string, bool)) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.PersistentFlags().StringVar(&c.socket, "socket", c.socket, "control socket of the simulated machine; NVMLSIM_SOCKET in the environment if not given")
+	root.PersistentFlags().StringVar(&c.socket, "socket", c.socket,
+		"control socket of the simulated machine; NVMLSIM_SOCKET in the environment if not given")
 	root.AddCommand(c.gpuCommands(), c.procCommands(), c.clientCommands(), c.driverCommands(),
 		c.migCommands(), c.stateCommand(), newServeCommand(), newLibraryCommand())
 	root.AddCommand(c.faultCommands()...)
@@ -61,7 +62,8 @@ var usageWords = map[string]string{
 	"gpu": "GPU", "pid": "PID", "code": "CODE", "celsius": "CELSIUS", "watts": "WATTS", "action": "ACTION", "mode": "MODE",
 	"time": "TIME", "reasons": "REASON", "daemon": "DAEMON", "profile": "PROFILE", "link.generation": "GENERATION", "link.width": "WIDTH",
 	"kind": "--kind", "instance": "--instance", "memoryMiB": "--memory-mib", "start": "--start", "compute": "--compute",
-	"replays": "--replays", "version": "--version", "corrected": "--corrected", "uncorrected": "--uncorrected", "corrected, uncorrected": "--corrected, --uncorrected",
+	"replays": "--replays", "version": "--version", "corrected": "--corrected", "uncorrected": "--uncorrected",
+	"corrected, uncorrected": "--corrected, --uncorrected",
 }
 
 // positional are fields that are arguments in one command and flags in others.
@@ -132,9 +134,10 @@ func group(name, short string, commands ...*cobra.Command) *cobra.Command {
 func newLibraryCommand() *cobra.Command {
 	var driver string
 	cmd := &cobra.Command{
-		Use:   "library --driver VERSION FROM TO",
-		Short: "Write the simulated libnvidia-ml.so.1 as the one of a driver version: it lacks what that lacks, and serves no other kernel driver",
-		Args:  arguments(cobra.ExactArgs(2)),
+		Use: "library --driver VERSION FROM TO",
+		Short: "Write the simulated libnvidia-ml.so.1 as the one of a driver version: it lacks what that lacks, and serves no other " +
+			"kernel driver",
+		Args: arguments(cobra.ExactArgs(2)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := install.Library(args[0], args[1], driver); err != nil {
 				return fmt.Errorf("library: %w", err)

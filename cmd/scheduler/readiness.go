@@ -34,15 +34,19 @@ func noteDenials() rights.Denials {
 }
 
 // checkRights has a checker look at the scheduler's rights until ctx ends, and /readyz fail while it lacks one that it
-// needs, or has one that an admission policy should take from it. The checker asks few questions a second, whatever the scheduler itself may do.
-func checkRights(ctx context.Context, config *schedulerserverconfig.CompletedConfig, sched *scheduler.Scheduler, denied rights.Denials) error {
+// needs, or has one that an admission policy should take from it. The checker asks few questions a
+// second, whatever the scheduler itself may do.
+func checkRights(ctx context.Context, config *schedulerserverconfig.CompletedConfig, sched *scheduler.Scheduler,
+	denied rights.Denials,
+) error {
 	slow := rest.CopyConfig(config.KubeConfig)
 	slow.QPS, slow.Burst = 5, 10
 	client, err := kubernetes.NewForConfig(rest.AddUserAgent(slow, rightsCheck))
 	if err != nil {
 		return fmt.Errorf("make a client for the check of rights: %w", err)
 	}
-	checker := rights.NewChecker(client, rights.Required(&config.ComponentConfig, sched.Profiles), policies.OfScheduler(), clock.RealClock{}, denied)
+	checker := rights.NewChecker(client, rights.Required(&config.ComponentConfig, sched.Profiles), policies.OfScheduler(),
+		clock.RealClock{}, denied)
 	go checker.Run(ctx)
 	if config.Authorization.Authorizer != nil { // nil without a secure port
 		config.Authorization.Authorizer = readiness{config.Authorization.Authorizer, checker.Problem}

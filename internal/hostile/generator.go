@@ -117,12 +117,18 @@ func (g *Generator) capacity(shared bool) resourceapi.DeviceCapacity {
 	switch g.r.IntN(4) {
 	case 0:
 		c.Value = resource.MustParse("1000")
-		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: ptr.To(resource.MustParse("1")), ValidRange: &resourceapi.CapacityRequestPolicyRange{
-			Min: ptr.To(resource.MustParse("1")), Max: ptr.To(resource.MustParse("1000")), Step: ptr.To(resource.MustParse(one(g, "1", "3", "1m"))),
-		}}
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{
+			Default: ptr.To(resource.MustParse("1")),
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{
+				Min: ptr.To(resource.MustParse("1")), Max: ptr.To(resource.MustParse("1000")), Step: ptr.To(resource.MustParse(one(g, "1", "3", "1m"))),
+			},
+		}
 	case 1:
 		c.Value = resource.MustParse("9E")
-		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &c.Value, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(resource.MustParse(one(g, "1n", "1m", "1", "9E")))}}
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{
+			Default:    &c.Value,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(resource.MustParse(one(g, "1n", "1m", "1", "9E")))},
+		}
 	case 2:
 		c.Value = resource.MustParse("8Ei")
 		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: ptr.To(resource.MustParse("1"))}
@@ -143,7 +149,10 @@ func (g *Generator) taint() resourceapi.DeviceTaint {
 func (g *Generator) nodeSelector() *v1.NodeSelector {
 	term := v1.NodeSelectorTerm{}
 	for i := range g.upTo(20) {
-		r := v1.NodeSelectorRequirement{Key: fmt.Sprintf("test.example/label-%d", i), Operator: one(g, v1.NodeSelectorOpDoesNotExist, v1.NodeSelectorOpNotIn)}
+		r := v1.NodeSelectorRequirement{
+			Key:      fmt.Sprintf("test.example/label-%d", i),
+			Operator: one(g, v1.NodeSelectorOpDoesNotExist, v1.NodeSelectorOpNotIn),
+		}
 		if r.Operator == v1.NodeSelectorOpNotIn {
 			for j := range g.upTo(200) {
 				r.Values = append(r.Values, fmt.Sprint("v", j))
@@ -173,7 +182,8 @@ func (g *Generator) counters(n int, most bool) map[string]resourceapi.Counter {
 // Pool returns the slices of a pool. It is whole, most often.
 func (g *Generator) Pool() []*resourceapi.ResourceSlice {
 	g.wild = g.seldom()
-	driver, pool := g.driver(), one(g, one(g, g.Nodes...), one(g, g.Nodes...), fmt.Sprint("pool-", g.next()), name(fmt.Sprint("pool-", g.next()), 253))
+	driver, pool := g.driver(),
+		one(g, one(g, g.Nodes...), one(g, g.Nodes...), fmt.Sprint("pool-", g.next()), name(fmt.Sprint("pool-", g.next()), 253))
 	generation := one[int64](g, 0, 1, 1, math.MaxInt64)
 	whose := g.r.IntN(4)
 	counted := g.seldom()
@@ -347,7 +357,8 @@ func (g *Generator) request(requestName string, few int) resourceapi.DeviceReque
 	}
 	if g.often() {
 		request.Exactly = &resourceapi.ExactDeviceRequest{
-			DeviceClassName: g.class(), AllocationMode: mode, Count: count, Selectors: g.selectors(few), Capacity: capacity(), Tolerations: tolerations(),
+			DeviceClassName: g.class(), AllocationMode: mode, Count: count, Selectors: g.selectors(few), Capacity: capacity(),
+			Tolerations: tolerations(),
 		}
 		if g.AdminAccess && g.seldom() {
 			request.Exactly.AdminAccess, request.Exactly.Capacity = ptr.To(true), nil
@@ -356,7 +367,8 @@ func (g *Generator) request(requestName string, few int) resourceapi.DeviceReque
 	}
 	for i := range resourceapi.FirstAvailableDeviceRequestMaxSize {
 		request.FirstAvailable = append(request.FirstAvailable, resourceapi.DeviceSubRequest{
-			Name: fmt.Sprint("s", i), DeviceClassName: g.class(), AllocationMode: mode, Count: count, Selectors: g.selectors(few), Capacity: capacity(),
+			Name: fmt.Sprint("s", i), DeviceClassName: g.class(), AllocationMode: mode, Count: count,
+			Selectors: g.selectors(few), Capacity: capacity(),
 			Tolerations: tolerations(),
 		})
 	}
@@ -392,11 +404,12 @@ func (g *Generator) ClaimSpec() resourceapi.ResourceClaimSpec {
 	}
 	if !g.often() {
 		for range g.upTo(resourceapi.DeviceConfigMaxSize) {
-			spec.Devices.Config = append(spec.Devices.Config, resourceapi.DeviceClaimConfiguration{DeviceConfiguration: resourceapi.DeviceConfiguration{
-				Opaque: &resourceapi.OpaqueDeviceConfiguration{
-					Driver: "hostile.test.example", Parameters: runtime.RawExtension{Raw: fmt.Appendf(nil, `{"x": "%0*d"}`, one(g, 1, 10_000), 0)},
-				},
-			}})
+			spec.Devices.Config = append(spec.Devices.Config,
+				resourceapi.DeviceClaimConfiguration{DeviceConfiguration: resourceapi.DeviceConfiguration{
+					Opaque: &resourceapi.OpaqueDeviceConfiguration{
+						Driver: "hostile.test.example", Parameters: runtime.RawExtension{Raw: fmt.Appendf(nil, `{"x": "%0*d"}`, one(g, 1, 10_000), 0)},
+					},
+				}})
 		}
 	}
 	return spec
@@ -409,7 +422,10 @@ func (g *Generator) Claim() *resourceapi.ResourceClaim {
 
 // Template returns a template for claims.
 func (g *Generator) Template() *resourceapi.ResourceClaimTemplate {
-	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: g.object("template"), Spec: resourceapi.ResourceClaimTemplateSpec{Spec: g.ClaimSpec()}}
+	template := &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: g.object("template"),
+		Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: g.ClaimSpec()},
+	}
 	if g.seldom() {
 		template.Spec.Annotations = map[string]string{"resource.kubernetes.io/pod-claim-name": "../../etc"}
 	}
@@ -419,8 +435,9 @@ func (g *Generator) Template() *resourceapi.ResourceClaimTemplate {
 // Pod returns a pod that uses some of the claims and templates with the names, or extended resources of classes, or both.
 func (g *Generator) Pod(claims, templates []string) *v1.Pod {
 	pod := &v1.Pod{ObjectMeta: g.object("pod"), Spec: v1.PodSpec{
-		SchedulerName: g.SchedulerName, NodeSelector: g.NodeSelector, TerminationGracePeriodSeconds: ptr.To[int64](0), AutomountServiceAccountToken: ptr.To(false),
-		Containers: []v1.Container{{Name: "main", Image: "stowage.dev/probe:latest"}},
+		SchedulerName: g.SchedulerName, NodeSelector: g.NodeSelector, TerminationGracePeriodSeconds: ptr.To[int64](0),
+		AutomountServiceAccountToken: ptr.To(false),
+		Containers:                   []v1.Container{{Name: "main", Image: "stowage.dev/probe:latest"}},
 	}}
 	if len(g.PriorityClasses) > 0 {
 		pod.Spec.PriorityClassName = one(g, g.PriorityClasses...)

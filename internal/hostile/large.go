@@ -15,8 +15,8 @@ import (
 // Large is what a large pool has most of.
 type Large int
 
-// The API bounds what a slice has, and not how many slices a pool has. These are as large as a scheduler looks at: 1,024 slices, or 16,384 devices,
-// counters and uses of counters.
+// The API bounds what a slice has, and not how many slices a pool has. These are as large as a scheduler looks at: 1,024 slices, or
+// 16,384 devices, counters and uses of counters.
 const (
 	LargeInDevices Large = iota
 	LargeInCounters
@@ -28,10 +28,11 @@ const (
 // LargePool returns the slices of a whole pool that is as large as one may be.
 func (g *Generator) LargePool(in Large) []*resourceapi.ResourceSlice {
 	const (
-		most        = 16 << 10
-		manySlices  = 1 << 10
-		countersOf  = resourceapi.ResourceSliceMaxCounterSets * resourceapi.ResourceSliceMaxCountersPerCounterSet
-		usesOf      = resourceapi.ResourceSliceMaxDeviceCounterConsumptionsPerDevice * resourceapi.ResourceSliceMaxCountersPerDeviceCounterConsumption
+		most       = 16 << 10
+		manySlices = 1 << 10
+		countersOf = resourceapi.ResourceSliceMaxCounterSets * resourceapi.ResourceSliceMaxCountersPerCounterSet
+		usesOf     = resourceapi.ResourceSliceMaxDeviceCounterConsumptionsPerDevice *
+			resourceapi.ResourceSliceMaxCountersPerDeviceCounterConsumption
 		counterSets = 8 // slices of these
 		consumers   = (most - counterSets*countersOf) / (resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures * (1 + usesOf))
 	)
@@ -49,9 +50,12 @@ func (g *Generator) LargePool(in Large) []*resourceapi.ResourceSlice {
 	}
 	var all []*resourceapi.ResourceSlice
 	for i := range n {
-		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("slice-%s-%04d", pool, i)}, Spec: resourceapi.ResourceSliceSpec{
-			Driver: driver, Pool: resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: int64(n)},
-		}}
+		slice := &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("slice-%s-%04d", pool, i)},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: driver, Pool: resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: int64(n)},
+			},
+		}
 		spec := &slice.Spec
 		switch whose {
 		case 0: // one for each node, whether there are as many or not
@@ -80,9 +84,12 @@ func (g *Generator) LargePool(in Large) []*resourceapi.ResourceSlice {
 }
 
 func (g *Generator) deviceOfMany(in Large, slice, number int) resourceapi.Device {
-	d := resourceapi.Device{Name: fmt.Sprintf("device-%d-%d", slice, number), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"a1": {StringValue: ptr.To(one(g, Strings...))}, // a version that nobody can read would make the pool invalid
-	}}
+	d := resourceapi.Device{
+		Name: fmt.Sprintf("device-%d-%d", slice, number),
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"a1": {StringValue: ptr.To(one(g, Strings...))}, // a version that nobody can read would make the pool invalid
+		},
+	}
 	if in != LargeInCounters {
 		return d
 	}

@@ -27,7 +27,9 @@ const tokenLife = 24 * time.Hour
 // nil the token is bound to that Pod, Node or Secret (its UID may be left out
 // for a Node) and ends with it; a token that is bound to a node or a pod
 // carries the node's name, as an agent's does in a DaemonSet.
-func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name string, bound *authenticationv1.BoundObjectReference) (string, error) {
+func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name string,
+	bound *authenticationv1.BoundObjectReference,
+) (string, error) {
 	config, err := c.ServiceAccountConfig(ctx, namespace, name, bound)
 	if err != nil {
 		return "", err
@@ -37,7 +39,9 @@ func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name 
 
 // ServiceAccountConfig is ServiceAccountKubeconfig for a client in this
 // process.
-func (c *Cluster) ServiceAccountConfig(ctx context.Context, namespace, name string, bound *authenticationv1.BoundObjectReference) (*rest.Config, error) {
+func (c *Cluster) ServiceAccountConfig(ctx context.Context, namespace, name string,
+	bound *authenticationv1.BoundObjectReference,
+) (*rest.Config, error) {
 	if bound != nil && bound.Kind == "Node" && bound.UID == "" {
 		node, err := c.adminClient.CoreV1().Nodes().Get(ctx, bound.Name, metav1.GetOptions{})
 		if err != nil {

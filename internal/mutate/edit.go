@@ -111,7 +111,8 @@ func mutantOrder[T mutantCmp.Ordered](id int, op string, a, b T) bool {
 	return (a < b) == (op == "<" || op == "<=")
 }
 
-func mutantSum[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~float32 | ~float64](id int, op string, a, b T) T {
+func mutantSum[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64 |
+	~float32 | ~float64](id int, op string, a, b T) T {
 	if b != 0 {
 		mutantDiffers(id)
 	}

@@ -33,18 +33,22 @@ import (
 
 func main() {
 	var o options
-	flag.Float64Var(&o.atLeast, "at-least", 90, "percentage of mutants that must be killed; those that are listed as equivalent count as not killed")
+	flag.Float64Var(&o.atLeast, "at-least", 90,
+		"percentage of mutants that must be killed; those that are listed as equivalent count as not killed")
 	flag.IntVar(&o.parallel, "parallel", runtime.NumCPU(), "test binaries that run at a time")
 	flag.IntVar(&o.sample, "sample", 0, "try only so many mutants, drawn by chance, and say how sure the percentage is")
 	flag.Uint64Var(&o.seed, "seed", 1, "of -sample")
-	flag.StringVar(&o.temp, "temp", "", "the folder for the tests' temporary files; on a disk in memory tests that write many are several times faster")
+	flag.StringVar(&o.temp, "temp", "",
+		"the folder for the tests' temporary files; on a disk in memory tests that write many are several times faster")
 	flag.BoolVar(&o.unlisted, "unlisted", false, "mutants that survive need not be listed")
 	flag.DurationVar(&o.patience, "patience", 30*time.Second, "how long tests may run without ending")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run does")
-	flag.StringVar(&o.tests, "tests", "", "the package with the tests, if it is not the one that is changed; not for -seeds, which say it themselves")
+	flag.StringVar(&o.tests, "tests", "",
+		"the package with the tests, if it is not the one that is changed; not for -seeds, which say it themselves")
 	flag.StringVar(&o.only, "only", "", "try only mutants whose name contains this")
 	flag.BoolVar(&o.seedsOnly, "seeds", false, "try only the seeded bugs, and list all tests that catch each")
-	flag.IntVar(&o.random, "random", 0, "the tests that must catch a seeded bug play this many random histories: they take -seed and -histories, and print \"seed N:\" of one that fails. It counts only if that one fails again, and the original passes it")
+	flag.IntVar(&o.random, "random", 0, "the tests that must catch a seeded bug play this many random histories: they take -seed and "+
+		"-histories, and print \"seed N:\" of one that fails. It counts only if that one fails again, and the original passes it")
 	flag.BoolVar(&o.show, "show", false, "print what the tests print that catch a seeded bug")
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "usage: mutate [flags] ./pkg/…\n")

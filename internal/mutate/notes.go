@@ -207,8 +207,8 @@ func inFull(o options) options {
 
 var failedSeed = regexp.MustCompile(`seed (\d+):`)
 
-// tryRandom plays random histories with a seeded bug until one fails, and fails again, that the original passes, and says where that was. What
-// the original fails, too, or fails only once, is a fault of the histories' bench. The known one is tried first, if it is not 0.
+// tryRandom plays random histories with a seeded bug until one fails, and fails again, that the original passes, and says where that was.
+// What the original fails, too, or fails only once, is a fault of the histories' bench. The known one is tried first, if it is not 0.
 func tryRandom(ctx context.Context, o options, t place, id, known int) (r result, where string) {
 	play := func(id, seed, histories, count int) result {
 		return try(ctx, o, t.target, t.binary, id, slices.Concat(fully, []string{

@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// watched is a run of tests that may take so long. While it wants a processor the time does not count in which it has none: the machine may have other
-// things to do. Whether it wants one is asked at each look, for the time since the last. The time after the last look counts as it is: it cannot end the
-// run, and without a mutant, where it makes the limit for the mutants, too long is safe and too short is not. A test that sleeps and ends before the
-// first look has then taken the time that it slept.
+// watched is a run of tests that may take so long. While it wants a processor the time does not count in which it has none: the machine may
+// have other things to do. Whether it wants one is asked at each look, for the time since the last. The time after the last look counts as
+// it is: it cannot end the run, and without a mutant, where it makes the limit for the mutants, too long is safe and too short is not. A
+// test that sleeps and ends before the first look has then taken the time that it slept.
 type watched struct {
 	cmd      *exec.Cmd
 	patience time.Duration
@@ -61,8 +61,8 @@ func (w *watched) run() error {
 	}
 }
 
-// threads tells whether one of a process's threads wants a processor or has one, and for how long all of them have run. folder has a folder for each
-// thread (proc(5)); without it nothing is known, and none is said to want one.
+// threads tells whether one of a process's threads wants a processor or has one, and for how long all of them have run. folder has a folder
+// for each thread (proc(5)); without it nothing is known, and none is said to want one.
 func threads(folder string) (wants bool, sum time.Duration) {
 	all, _ := filepath.Glob(filepath.Join(folder, "*")) // the pattern is a good one
 	for _, thread := range all {

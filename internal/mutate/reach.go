@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// test is one of a package's tests, or a part of one: a pattern for go test -run, how long it takes, and which mutants make a difference to it. Any other
-// is the original to it.
+// test is one of a package's tests, or a part of one: a pattern for go test -run, how long it takes, and which mutants make a
+// difference to it. Any other is the original to it.
 type test struct {
 	pattern string
 	took    time.Duration
@@ -90,8 +90,8 @@ func testsOf(ctx context.Context, o options, t *target, binary, work string) (te
 	return tests, all, ctx.Err()
 }
 
-// withoutStart is what a test takes beyond the start of its program, which was measured once. At least half of it remains: on a busy machine that start
-// may have taken longer than others, and slowdown is more than two.
+// withoutStart is what a test takes beyond the start of its program, which was measured once. At least half of it remains: on a busy
+// machine that start may have taken longer than others, and slowdown is more than two.
 func withoutStart(took, start time.Duration) time.Duration { return max(took/2, took-start) }
 
 // partsOf are the patterns for what is one level below a test, by what it prints with -test.v.
@@ -133,8 +133,8 @@ func readReached(path string) (map[int]bool, error) {
 	return ids, os.Remove(path)
 }
 
-// stagesOf says how to run the tests that can notice a mutant: those that take no time first, which kill most, then in each stage what takes four times
-// as long. A mutant that makes no difference to any survives without a run.
+// stagesOf says how to run the tests that can notice a mutant: those that take no time first, which kill most, then in each stage what
+// takes four times as long. A mutant that makes no difference to any survives without a run.
 func stagesOf(o options, tests []test, id int) (stages []options) {
 	can := slices.DeleteFunc(slices.Clone(tests), func(t test) bool { return !t.reaches[id] })
 	for most := quick; len(can) > 0; most *= 4 {

@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// switched writes code with all seeded bugs, each behind its switch, and go's overlay for it: a build takes longer than most tests. A function that a
-// bug changes begins by asking whether it is on, and calls a copy of itself that has the bug. The first bug's switch is 1.
+// switched writes code with all seeded bugs, each behind its switch, and go's overlay for it: a build takes longer than most tests. A
+// function that a bug changes begins by asking whether it is on, and calls a copy of itself that has the bug. The first bug's switch is 1.
 func (n notes) switched(t *target, work string) (overlay string, err error) {
 	type file struct {
 		text   string

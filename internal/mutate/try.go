@@ -300,9 +300,11 @@ func report(out io.Writer, o options, path string, notes notes, mutants []mutant
 	}
 	if all < len(mutants) && o.only == "" {
 		low, high := interval(killed, all)
-		sampled = fmt.Sprintf(" in a sample of %d of %d (of all of them it is %.1f to %.1f %%, with 95 %% confidence)", all, len(mutants), 100*low, 100*high)
+		sampled = fmt.Sprintf(" in a sample of %d of %d (of all of them it is %.1f to %.1f %%, with 95 %% confidence)", all,
+			len(mutants), 100*low, 100*high)
 	}
-	fmt.Fprintf(out, "%s: %d mutants killed (%d because the tests did not end), %d survived without an explanation, %d with one: %.1f %% killed%s (at least %.0f %% wanted)\n",
+	fmt.Fprintf(out, "%s: %d mutants killed (%d because the tests did not end), %d survived without an explanation, %d with one: %.1f %% "+
+		"killed%s (at least %.0f %% wanted)\n",
 		path, killed, endless, survived, equivalent, percent, sampled, o.atLeast)
 	return ok && percent >= o.atLeast
 }

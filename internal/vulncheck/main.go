@@ -5,8 +5,8 @@
 //
 //	vulncheck [-db https://vuln.go.dev] -- GOVULNCHECK...
 //
-// Its arguments are govulncheck's command line. Where the database cannot be read, a copy of it is made from the module golang.org/x/vulndb, which
-// a module proxy has, too.
+// Its arguments are govulncheck's command line. Where the database cannot be read, a copy of it is made from the module
+// golang.org/x/vulndb, which a module proxy has, too.
 package main
 
 import (
@@ -27,8 +27,10 @@ import (
 
 // accepted are the vulnerabilities that stay, by their IDs, and why. One that is not found any more has to go from here.
 var accepted = map[string]string{
-	"GO-2025-3521": "gitRepo volumes, which the kubelet mounts. Neither scheduler nor agent has this code; the entry names no package of k8s.io/kubernetes, and no fix.",
-	"GO-2025-3547": "A race in kube-apiserver. Neither scheduler nor agent has this code; the entry names no package of k8s.io/kubernetes, and no fix.",
+	"GO-2025-3521": "gitRepo volumes, which the kubelet mounts. Neither scheduler nor agent has this code; the entry names no package of " +
+		"k8s.io/kubernetes, and no fix.",
+	"GO-2025-3547": "A race in kube-apiserver. Neither scheduler nor agent has this code; the entry names no package of " +
+		"k8s.io/kubernetes, and no fix.",
 }
 
 func main() {
@@ -118,7 +120,8 @@ type report struct {
 	called    map[string]*finding // by the vulnerability's ID
 }
 
-// read reads govulncheck's JSON messages. A finding whose trace names a function is called; others are of packages or modules that are only there.
+// read reads govulncheck's JSON messages. A finding whose trace names a function is called; others are of
+// packages or modules that are only there.
 func read(messages io.Reader) (report, error) {
 	type frame struct {
 		Module, Version, Package, Function string
@@ -167,7 +170,8 @@ func read(messages io.Reader) (report, error) {
 	return found, nil
 }
 
-// judge prints what is called, and returns an error for each vulnerability that is not accepted, and for each accepted one that is not called.
+// judge prints what is called, and returns an error for each vulnerability that is not accepted, and
+// for each accepted one that is not called.
 func judge(out io.Writer, called map[string]*finding, accepted map[string]string) (errs []error) {
 	for _, id := range slices.Sorted(maps.Keys(called)) {
 		found := called[id]

@@ -75,7 +75,10 @@ func decide(in *Input, keep bool) Result {
 
 // search is what a search of a node depends on.
 func (in *Input) search() search.Input {
-	return search.Input{Evaluator: in.evaluator, Requests: in.Requests.compiled, Answers: &in.Requests.answers, Policy: in.Policy, Variant: in.variant}
+	return search.Input{
+		Evaluator: in.evaluator, Requests: in.Requests.compiled, Answers: &in.Requests.answers,
+		Policy: in.Policy, Variant: in.variant,
+	}
 }
 
 type answer int

@@ -180,7 +180,10 @@ const (
 )
 
 func (l level) reason() explain.Reason {
-	return [...]explain.Reason{explain.ReasonNoMatch, explain.ReasonUnsupported, explain.ReasonTainted, explain.ReasonHeld, explain.ReasonTooMany, explain.ReasonConstraints}[l]
+	return [...]explain.Reason{
+		explain.ReasonNoMatch, explain.ReasonUnsupported, explain.ReasonTainted, explain.ReasonHeld,
+		explain.ReasonTooMany, explain.ReasonConstraints,
+	}[l]
 }
 
 // count adds the counts for one alternative and says how far it gets.
@@ -268,7 +271,8 @@ func (f *Failure) countConstraints(in *Input, s *search.Search) {
 		for _, c := range in.Requests.compiled.Claims[i].Constraints {
 			if !c.Distinct {
 				best, wanted := s.Together(c)
-				f.Constraints = append(f.Constraints, ConstraintCounts{Claim: i, Constraint: c.Position, Attribute: c.Attribute, Best: best, Wanted: wanted})
+				f.Constraints = append(f.Constraints,
+					ConstraintCounts{Claim: i, Constraint: c.Position, Attribute: c.Attribute, Best: best, Wanted: wanted})
 			}
 		}
 	}

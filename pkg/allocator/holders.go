@@ -48,7 +48,9 @@ func (o *HolderOptions) setDefaults() {
 //
 // It decides each node many times over. It is bounded by the options and by ctx, after which it returns what it has
 // found: it is meant for a pod that was refused everywhere, not for every node on the way.
-func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Failure], nodeOf func(string) *v1.Node, opts HolderOptions) []explain.NodeHolders {
+func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Failure], nodeOf func(string) *v1.Node,
+	opts HolderOptions,
+) []explain.NodeHolders {
 	opts.setDefaults()
 	var found []explain.NodeHolders
 	for _, in.Node = range mostPromising(failures, nodeOf, opts.Nodes) {
@@ -70,7 +72,8 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 // ctx or the options did not leave enough time to tell.
 func Blockers(ctx context.Context, in Input, opts HolderOptions) *explain.NodeHolders {
 	opts.setDefaults()
-	in.evaluator, in.Policy, in.Scoring = evaluation.Evaluator{Ctx: ctx, Attempt: in.Attempt}, FirstFit, NoScoring // only whether there is an answer matters
+	// only whether there is an answer matters
+	in.evaluator, in.Policy, in.Scoring = evaluation.Evaluator{Ctx: ctx, Attempt: in.Attempt}, FirstFit, NoScoring
 	holders, pools := holdersOn(in, opts)
 	if len(holders) == 0 {
 		return nil
@@ -159,7 +162,8 @@ func holdersOn(in Input, opts HolderOptions) ([]explain.ClaimHolder, []usage.Poo
 	}
 	slices.SortFunc(holders, func(a, b explain.ClaimHolder) int {
 		return cmp.Or(cmp.Compare(len(a.Devices), len(b.Devices)),
-			cmp.Compare(foreignOf([]explain.ClaimHolder{a}, opts.Namespace), foreignOf([]explain.ClaimHolder{b}, opts.Namespace)), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(foreignOf([]explain.ClaimHolder{a}, opts.Namespace), foreignOf([]explain.ClaimHolder{b}, opts.Namespace)),
+			cmp.Compare(a.Namespace, b.Namespace),
 			cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.UID, b.UID))
 	})
 	return holders, pools

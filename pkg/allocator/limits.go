@@ -20,9 +20,9 @@ import (
 )
 
 // FindLimits tells whether the requests can be satisfied at all: by one of the nodes, if nobody held anything. If not, it notes in the
-// explanation what they exceed. Devices that are tainted, not supported, or cannot be judged count as if they could be had, and where a pool
-// is incomplete or invalid nothing is said: what is told is certain as long as no devices are added. It looks at nodes until one would do, or
-// ctx ends; in.Node and in.Usage are not used.
+// explanation what they exceed. Devices that are tainted, not supported, or cannot be judged count as if they could be had, and where a
+// pool is incomplete or invalid nothing is said: what is told is certain as long as no devices are added. It looks at nodes until one would
+// do, or ctx ends; in.Node and in.Usage are not used.
 func FindLimits(ctx context.Context, in Input, e *explain.Explanation, nodes iter.Seq[*v1.Node]) {
 	if len(e.Requests) != len(in.Requests.compiled.Lanes) {
 		return
@@ -69,7 +69,8 @@ func isNeverTogether(ctx context.Context, in Input, e *explain.Explanation, node
 	for node := range nodes {
 		in.Node = node
 		result := Check(ctx, in)
-		if ctx.Err() != nil || result.Fits() || result.Failure.Reason == explain.ReasonUndecided || result.Failure.Reason == explain.ReasonSelectorError {
+		if ctx.Err() != nil || result.Fits() || result.Failure.Reason == explain.ReasonUndecided ||
+			result.Failure.Reason == explain.ReasonSelectorError {
 			return false
 		}
 		seen = true

@@ -98,7 +98,8 @@ func configOf(s *search.Search, c *compiled.Claim) []resourceapi.DeviceAllocatio
 	}
 	for i := range c.Object.Spec.Devices.Config {
 		config := &c.Object.Spec.Devices.Config[i]
-		if len(config.Requests) == 0 || slices.ContainsFunc(c.Requests, func(r *compiled.Request) bool { return isNamed(s, r, config.Requests) }) {
+		if len(config.Requests) == 0 ||
+			slices.ContainsFunc(c.Requests, func(r *compiled.Request) bool { return isNamed(s, r, config.Requests) }) {
 			out = append(out, resourceapi.DeviceAllocationConfiguration{
 				Source:              resourceapi.AllocationConfigSourceClaim,
 				Requests:            config.Requests,

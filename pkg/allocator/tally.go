@@ -70,7 +70,10 @@ func (t *tally) remember(in *Input, result Result) {
 	if all := t.verdicts.Load(); all != nil {
 		next = *all
 	}
-	next[in.Requests.compiled.Number%uint64(len(next))] = verdict{requests: in.Requests.compiled.Number, policy: in.Policy, scoring: in.Scoring, result: result}
+	next[in.Requests.compiled.Number%uint64(len(next))] = verdict{
+		requests: in.Requests.compiled.Number, policy: in.Policy,
+		scoring: in.Scoring, result: result,
+	}
 	t.verdicts.Store(&next) // another one may get lost
 }
 

@@ -86,7 +86,8 @@ func Compare(account tracker.Account, listed []*resourceapi.ResourceClaim) []Dif
 	}
 	found = append(found, compareUsage(account.Usage, index.View())...)
 	slices.SortFunc(found, func(a, b Difference) int {
-		return cmp.Or(cmp.Compare(a.Claim.String(), b.Claim.String()), cmp.Compare(a.Claim.UID, b.Claim.UID), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Detail, b.Detail))
+		return cmp.Or(cmp.Compare(a.Claim.String(), b.Claim.String()), cmp.Compare(a.Claim.UID, b.Claim.UID), cmp.Compare(a.Kind, b.Kind),
+			cmp.Compare(a.Detail, b.Detail))
 	})
 	return found
 }

@@ -18,8 +18,9 @@ import (
 // in shares (KEP-5075), or of a shared counter that it takes (KEP-4815), ordered by UID, and what that is; nil if it suffices or what
 // there is is not known. So it does for devices whose compatibility groups (KEP-5963) exclude each other.
 //
-// One claim alone can be overdrawn, too, when a device has shrunk since. Where several nodes have a device of the name, it is overdrawn only if
-// it would be with each of them, also of a node that counts the pool's generations for itself and is behind: nobody may have the others.
+// One claim alone can be overdrawn, too, when a device has shrunk since. Where several nodes have a device of the name,
+// it is overdrawn only if it would be with each of them, also of a node that counts the pool's generations for itself
+// and is behind: nobody may have the others.
 func Overdrawn(id usage.DeviceID, view usage.View, inv *inventory.View) (claims []usage.ClaimRef, what string) {
 	pool := poolOf(id, inv)
 	if pool == nil || len(written(view.Device(id))) == 0 {

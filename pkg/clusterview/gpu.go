@@ -59,8 +59,8 @@ type GPU struct {
 	offer offer
 }
 
-// offer counts the devices of a GPU that can be allocated by themselves: the whole of it if that is published, else partitions; and those of
-// them that a taint keeps claims off.
+// offer counts the devices of a GPU that can be allocated by themselves: the whole of it if that is published, else partitions; and
+// those of them that a taint keeps claims off.
 type offer struct {
 	whole            bool
 	offered, refused int

@@ -11,7 +11,10 @@ import (
 )
 
 // otherAttributes are those by which drivers describe network interfaces, whatever their domain.
-var otherAttributes = []string{"ifName", "interfaceName", "mac", "macAddress", "rdma", "rdmaDevice", "rdmaDevName", "mtu", "linkType", "sriov"}
+var otherAttributes = []string{
+	"ifName", "interfaceName", "mac", "macAddress", "rdma", "rdmaDevice", "rdmaDevName",
+	"mtu", "linkType", "sriov",
+}
 
 // otherTypes are values of the attribute "type": interfaces, and the channels and daemons of NVIDIA's compute domains.
 var otherTypes = []string{"nic", "net", "rdma", "cpu", "memory", "channel", "daemon"}

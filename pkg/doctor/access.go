@@ -102,7 +102,8 @@ func (c *cluster) compareRights(namespace string, template *v1.PodTemplateSpec, 
 		for i := range lacks {
 			texts = append(texts, describeRule(&lacks[i]))
 		}
-		c.find(Error, "serviceaccount "+namespace+"/"+name, applyAccess+"; an account of another name needs a ClusterRoleBinding to "+role+", too.",
+		c.find(Error, "serviceaccount "+namespace+"/"+name,
+			applyAccess+"; an account of another name needs a ClusterRoleBinding to "+role+", too.",
 			"It lacks %d rights: %s", len(lacks), some(texts))
 	}
 }
@@ -116,7 +117,8 @@ func describeRule(r *rbacapi.PolicyRule) string {
 	if sub != "" {
 		resource += "/" + sub
 	}
-	return strings.TrimSpace(strings.Join(r.Verbs, ",") + " " + resource + " " + strings.Join(append(r.ResourceNames, r.NonResourceURLs...), ","))
+	return strings.TrimSpace(strings.Join(r.Verbs, ",") + " " + resource + " " +
+		strings.Join(append(r.ResourceNames, r.NonResourceURLs...), ","))
 }
 
 func (c *cluster) schedulerRights() {
@@ -145,7 +147,8 @@ func (c *cluster) leaseRights() {
 			Verbs: []string{"get", "update"},
 		}}
 		if covered, _ := validation.Covers(rulesOf(c.in, s.Namespace, name, election.ResourceNamespace), wanted); !covered {
-			c.find(Error, "serviceaccount "+s.Namespace+"/"+name, applyAccess+"; with overlays/second-profile, that overlay has the Role in kube-system.",
+			c.find(Error, "serviceaccount "+s.Namespace+"/"+name,
+				applyAccess+"; with overlays/second-profile, that overlay has the Role in kube-system.",
 				"It may not get and update the lease %s/%s: no replica leads", election.ResourceNamespace, election.ResourceName)
 		}
 	}
@@ -202,11 +205,13 @@ func (c *cluster) policyAccounts() {
 	accounts := map[string][]string{} // by what begins the policies' names
 	for _, s := range c.schedulers {
 		if s.ours {
-			accounts["stowage-scheduler-"] = append(accounts["stowage-scheduler-"], "system:serviceaccount:"+s.Namespace+":"+account(&s.Spec.Template))
+			accounts["stowage-scheduler-"] = append(accounts["stowage-scheduler-"],
+				"system:serviceaccount:"+s.Namespace+":"+account(&s.Spec.Template))
 		}
 	}
 	for _, agent := range c.agents {
-		accounts["stowage-node-agent-"] = append(accounts["stowage-node-agent-"], "system:serviceaccount:"+agent.Namespace+":"+account(&agent.Spec.Template))
+		accounts["stowage-node-agent-"] = append(accounts["stowage-node-agent-"],
+			"system:serviceaccount:"+agent.Namespace+":"+account(&agent.Spec.Template))
 	}
 	for _, p := range c.in.Policies {
 		var about []string

@@ -65,11 +65,13 @@ func newCluster(s *snapshot.Snapshot) *cluster {
 // isAgent tells a node agent from other DaemonSets, whatever it is called.
 func isAgent(d *appsapi.DaemonSet) bool {
 	return d.Name == "stowage-node-agent" || d.Labels["app.kubernetes.io/name"] == "stowage-node-agent" ||
-		slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(c v1.Container) bool { return strings.Contains(c.Image, "stowage.dev/node-agent") })
+		slices.ContainsFunc(d.Spec.Template.Spec.Containers,
+			func(c v1.Container) bool { return strings.Contains(c.Image, "stowage.dev/node-agent") })
 }
 
 func (c *cluster) find(severity Severity, object, do, problem string, args ...any) {
-	c.findings = append(c.findings, Finding{Severity: severity, Check: c.check, Object: object, Do: do, Problem: fmt.Sprintf(problem, args...)})
+	c.findings = append(c.findings,
+		Finding{Severity: severity, Check: c.check, Object: object, Do: do, Problem: fmt.Sprintf(problem, args...)})
 }
 
 // older tells whether something has been so for longer than it takes to come about.

@@ -44,7 +44,8 @@ func (c *cluster) classes() {
 	}
 	for _, name := range sortedKeys(published) {
 		if name != "" && !there.Has(name) {
-			c.find(Error, "deviceclass "+name, "kubectl apply -k manifests/base/deviceclasses", "It is not there, and %d devices are for it: no claim can name them",
+			c.find(Error, "deviceclass "+name, "kubectl apply -k manifests/base/deviceclasses",
+				"It is not there, and %d devices are for it: no claim can name them",
 				published[name])
 		}
 	}
@@ -117,11 +118,13 @@ func (c *cluster) slices() {
 		for _, slice := range of[p] {
 			if node := ptr.Deref(slice.Spec.NodeName, ""); node != "" && c.nodes[node] == nil && !gone[node] {
 				gone[node] = true
-				c.find(Warning, object, "kubectl delete resourceslice "+slice.Name+", if the node does not come back.", "It is of node %s, which is not there", node)
+				c.find(Warning, object, "kubectl delete resourceslice "+slice.Name+", if the node does not come back.",
+					"It is of node %s, which is not there", node)
 			}
 			if slice.Spec.Pool.Generation < generation {
 				if c.older(slice.CreationTimestamp) && c.older(newest.CreationTimestamp) {
-					c.find(Warning, object, restart, "Slice %s is of generation %d, and the newest one is %d", slice.Name, slice.Spec.Pool.Generation, generation)
+					c.find(Warning, object, restart, "Slice %s is of generation %d, and the newest one is %d", slice.Name,
+						slice.Spec.Pool.Generation, generation)
 				}
 				continue
 			}
@@ -190,7 +193,8 @@ func (c *cluster) devicePlugin() {
 			of[p] = append(of[p], d.Object)
 		}
 	}
-	for _, p := range slices.SortedFunc(maps.Keys(of), func(a, b pool) int { return strings.Compare(a.node+a.name+a.driver, b.node+b.name+b.driver) }) {
+	for _, p := range slices.SortedFunc(maps.Keys(of),
+		func(a, b pool) int { return strings.Compare(a.node+a.name+a.driver, b.node+b.name+b.driver) }) {
 		plugins, all := pluginsOn(c.nodes[p.node], p.driver), []string{}
 		if len(plugins) == 0 {
 			continue
@@ -202,10 +206,12 @@ func (c *cluster) devicePlugin() {
 			"the node agent's --advertise."
 		switch {
 		case !twopaths.Tells(p.driver, of[p]):
-			c.find(Error, "node "+p.node, do, "A device plugin offers %s, and pool %s/%s offers the same hardware to claims: one GPU is given to two pods",
+			c.find(Error, "node "+p.node, do,
+				"A device plugin offers %s, and pool %s/%s offers the same hardware to claims: one GPU is given to two pods",
 				some(all), p.driver, p.name)
 		case plugins.Unseen(p.driver, of[p]):
-			c.find(Error, "node "+p.node, do, "A device plugin offers %s, more than the node agent has seen: until it has, no device of pool %s/%s is given out",
+			c.find(Error, "node "+p.node, do,
+				"A device plugin offers %s, more than the node agent has seen: until it has, no device of pool %s/%s is given out",
 				some(all), p.driver, p.name)
 		case slices.ContainsFunc(of[p], func(d *resourceapi.Device) bool { return twopaths.IsTainted(p.driver, d) }):
 			c.find(Warning, "node "+p.node, do, "Another device plugin offers %s: claims do not get these GPUs", some(all))
@@ -260,7 +266,8 @@ func (c *cluster) taints() {
 			of[k] = append(of[k], d.ID.Device)
 		}
 	}
-	for _, k := range slices.SortedFunc(maps.Keys(of), func(a, b key) int { return strings.Compare(a.node+a.taint+a.rule, b.node+b.taint+b.rule) }) {
+	for _, k := range slices.SortedFunc(maps.Keys(of),
+		func(a, b key) int { return strings.Compare(a.node+a.taint+a.rule, b.node+b.taint+b.rule) }) {
 		object, do := "node "+k.node, "docs/runbook.md, Taints, says what each means and what to do."
 		if node := c.nodes[k.node]; node == nil {
 			object = "devices of no node"

@@ -69,7 +69,8 @@ func (c *cluster) agentRuns() {
 			}
 		}
 		if selected == 0 {
-			c.find(Error, daemonSetName(agent), "kubectl label node NODE "+placing(agent), "No node has the labels that it selects: %s", placing(agent))
+			c.find(Error, daemonSetName(agent), "kubectl label node NODE "+placing(agent),
+				"No node has the labels that it selects: %s", placing(agent))
 		}
 		if len(missing) > 0 {
 			c.find(Error, daemonSetName(agent), "kubectl -n "+agent.Namespace+" describe daemonset "+agent.Name+
@@ -114,7 +115,8 @@ func (c *cluster) registration() {
 	}
 }
 
-// nodeCondition passes on what the agent says of the host: driver, container runtime with CDI, MIG manager and others (docs/prerequisites.md).
+// nodeCondition passes on what the agent says of the host: driver, container runtime with CDI, MIG
+// manager and others (docs/prerequisites.md).
 func (c *cluster) nodeCondition() {
 	for _, node := range c.s.Nodes {
 		for _, condition := range node.Status.Conditions {

@@ -189,7 +189,8 @@ func (c *cluster) lease(s *scheduler) {
 			"A program on node %s holds it, and no pod of %s: none of these leads", host, s)
 	}
 	if renewed := lease.Spec.RenewTime; renewed == nil || c.s.Taken.Sub(renewed.Time) > time.Minute+election.LeaseDuration.Duration {
-		c.find(Error, "lease "+name, do, "%q holds it and does not renew it: nobody schedules the pods of %s", ptr.Deref(lease.Spec.HolderIdentity, ""), s)
+		c.find(Error, "lease "+name, do, "%q holds it and does not renew it: nobody schedules the pods of %s",
+			ptr.Deref(lease.Spec.HolderIdentity, ""), s)
 	}
 }
 
@@ -201,7 +202,8 @@ func (c *cluster) schedulerConfig() {
 		apply := "kubectl apply -k manifests/overlays/second-scheduler, or put it right: scheduler --validate-config=FILE says what is wrong."
 		switch {
 		case s.file == "":
-			c.find(Error, s.String(), "Start it with --config=/etc/stowage/second-scheduler.yaml.", "It has no --config: it is a plain kube-scheduler")
+			c.find(Error, s.String(), "Start it with --config=/etc/stowage/second-scheduler.yaml.",
+				"It has no --config: it is a plain kube-scheduler")
 			continue
 		case s.problem != "":
 			c.find(Error, s.String(), apply, "Its configuration %s is not valid: %s", s.file, s.problem)
@@ -267,14 +269,17 @@ func (c *cluster) stockBeside(s *scheduler) {
 	stock := &scheduler{config: &schedulerconfig.KubeSchedulerConfiguration{}}
 	stock.config.LeaderElection.LeaderElect = true
 	stock.config.LeaderElection.ResourceNamespace, stock.config.LeaderElection.ResourceName = "kube-system", "kube-scheduler"
-	serves := slices.ContainsFunc(s.config.Profiles, func(p schedulerconfig.KubeSchedulerProfile) bool { return p.SchedulerName == v1.DefaultSchedulerName })
-	if !serves || !apart(s, stock) || slices.ContainsFunc(c.schedulers, func(o *scheduler) bool { return o != s && o.config != nil && !apart(o, stock) }) {
+	serves := slices.ContainsFunc(s.config.Profiles,
+		func(p schedulerconfig.KubeSchedulerProfile) bool { return p.SchedulerName == v1.DefaultSchedulerName })
+	if !serves || !apart(s, stock) ||
+		slices.ContainsFunc(c.schedulers, func(o *scheduler) bool { return o != s && o.config != nil && !apart(o, stock) }) {
 		return
 	}
 	for _, lease := range c.in.Leases {
 		renewed := lease.Spec.RenewTime
 		if lease.Namespace == "kube-system" && lease.Name == "kube-scheduler" && renewed != nil && c.s.Taken.Sub(renewed.Time) < time.Minute {
-			c.find(Error, s.String(), "Stop the stock scheduler, or rename the profile. overlays/second-profile uses its lease, so that one of them waits.",
+			c.find(Error, s.String(),
+				"Stop the stock scheduler, or rename the profile. overlays/second-profile uses its lease, so that one of them waits.",
 				"It serves the scheduler name %s, and so does the stock scheduler, which %q leads: both place its pods, and one of them fails",
 				v1.DefaultSchedulerName, ptr.Deref(lease.Spec.HolderIdentity, ""))
 		}
@@ -313,13 +318,14 @@ func (c *cluster) otherSchedulers() {
 	}
 	for _, name := range sortedKeys(of) {
 		c.find(Warning, "scheduler "+name, "Set ownership.enabled: true in the arguments of DeviceClaims (docs/ownership.md), or give the pods "+
-			"Stowage's scheduler name.", "It gives devices of %s to pods, and has no fence: %s. It can give one to a pod that Stowage gives to another",
+			"Stowage's scheduler name.",
+			"It gives devices of %s to pods, and has no fence: %s. It can give one to a pod that Stowage gives to another",
 			driver, some(of[name]))
 	}
 }
 
-// keptBack tells whether a scheduler may keep a pod out of its queue, and write no condition: one of its claims is not there, or it is of a group
-// whose other pods are not.
+// keptBack tells whether a scheduler may keep a pod out of its queue, and write no condition: one of its claims is not there, or
+// it is of a group whose other pods are not.
 func keptBack(s *snapshot.Snapshot, pod *v1.Pod) bool {
 	if pod.Spec.SchedulingGroup != nil {
 		return true

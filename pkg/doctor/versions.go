@@ -107,7 +107,8 @@ func always(*cluster) bool { return true }
 
 // extendedResources tells whether a class offers its devices as an extended resource.
 func extendedResources(c *cluster) bool {
-	return slices.ContainsFunc(c.s.DeviceClasses, func(class *resourceapi.DeviceClass) bool { return ptr.Deref(class.Spec.ExtendedResourceName, "") != "" })
+	return slices.ContainsFunc(c.s.DeviceClasses,
+		func(class *resourceapi.DeviceClass) bool { return ptr.Deref(class.Spec.ExtendedResourceName, "") != "" })
 }
 
 // anyDevice makes a condition about published devices.
@@ -128,9 +129,12 @@ var apiGates = []gate{
 	{"DRAResourceClaimDeviceStatus", "drivers cannot say whether a device is ready, and the scheduler and why do not know", Warning, always},
 	{"DRADeviceTaints", "ill GPUs are given to pods", Warning, always},
 	{"DRAExtendedResource", "pods that ask for nvidia.com/gpu get no claim", Warning, extendedResources},
-	{"DRAPartitionableDevices", "partitions (MIG) of a GPU are given out beside the whole of it, or not at all", Warning, anyDevice(func(d *resourceapi.Device) bool {
-		return len(d.ConsumesCounters) > 0 || d.Attributes["profile"].StringValue != nil
-	})},
+	{
+		"DRAPartitionableDevices", "partitions (MIG) of a GPU are given out beside the whole of it, or not at all", Warning,
+		anyDevice(func(d *resourceapi.Device) bool {
+			return len(d.ConsumesCounters) > 0 || d.Attributes["profile"].StringValue != nil
+		}),
+	},
 	{"DRAConsumableCapacity", "shares of a GPU are not counted", Warning, anyDevice(func(d *resourceapi.Device) bool {
 		return ptr.Deref(d.AllowMultipleAllocations, false)
 	})},
@@ -148,7 +152,8 @@ var kubeletGates = []gate{
 func (c *cluster) apiGates() {
 	for _, g := range apiGates {
 		if on, known := c.in.FeatureGates[g.name]; known && !on && g.used(c) {
-			c.find(g.severity, "API server", "Set --feature-gates="+g.name+"=true on every API server.", "The feature gate %s is off: %s", g.name, g.lost)
+			c.find(g.severity, "API server", "Set --feature-gates="+g.name+"=true on every API server.",
+				"The feature gate %s is off: %s", g.name, g.lost)
 		}
 	}
 }

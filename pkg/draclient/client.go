@@ -71,7 +71,8 @@ func New(plugin Plugin, timeout time.Duration, options ...grpc.DialOption) (*Cli
 		return nil, fmt.Errorf("plugin %+v: needs a driver name and an endpoint", plugin)
 	}
 	if c.draService = choose(draServices, plugin.Services); c.draService == "" {
-		return nil, fmt.Errorf("plugin of driver %s at %s serves %q: want one of %q", plugin.Driver, plugin.Endpoint, plugin.Services, draServices)
+		return nil, fmt.Errorf("plugin of driver %s at %s serves %q: want one of %q", plugin.Driver, plugin.Endpoint,
+			plugin.Services, draServices)
 	}
 	c.healthService = choose(healthServices, plugin.Services)
 
@@ -154,7 +155,9 @@ func (c *Client) Close() error {
 	return c.conn.Close()
 }
 
-func call[T any](ctx context.Context, c *Client, method string, claims []*drav1.Claim, invoke func(context.Context) (map[string]*T, error)) (map[string]*T, error) {
+func call[T any](ctx context.Context, c *Client, method string, claims []*drav1.Claim,
+	invoke func(context.Context) (map[string]*T, error),
+) (map[string]*T, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	answers, err := invoke(ctx)

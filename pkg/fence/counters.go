@@ -229,7 +229,8 @@ func (t *tab) lacksFor(device inventory.Offer) (what string, other usage.ClaimRe
 	}
 	for _, m := range t.pool.MembershipsOf(device) {
 		if set := t.sets[m.Set]; set.other.UID != "" && !set.Admits(m.Groups) {
-			return fmt.Sprintf("its compatibility groups in counter set %s do not go with those of what is held", t.pool.Counters.SetName(m.Set)), set.other
+			return fmt.Sprintf("its compatibility groups in counter set %s do not go with those of what is held",
+				t.pool.Counters.SetName(m.Set)), set.other
 		}
 	}
 	return "", usage.ClaimRef{}

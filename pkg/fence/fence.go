@@ -77,7 +77,9 @@ func Yields(err error) []*YieldError {
 // The error has a *YieldError for each claim that must give way, ErrTimeout if
 // the watch is silent, or a *tracker.ClaimError for one that is gone or has
 // another allocation.
-func (f *Fence) Pass(ctx context.Context, claims []*resourceapi.ResourceClaim, decidedOn func(*resourceapi.ResourceClaim) usage.View) (err error) {
+func (f *Fence) Pass(ctx context.Context, claims []*resourceapi.ResourceClaim,
+	decidedOn func(*resourceapi.ResourceClaim) usage.View,
+) (err error) {
 	start := time.Now()
 	defer func() { count(err, time.Since(start)) }()
 	if err := f.wait(ctx, claims); err != nil {

@@ -223,7 +223,9 @@ func (b *bench) checkCapacity() tracker.Verdict {
 
 // overdrawn returns a capacity of which holds and shares together take more than
 // the device has, "" if there is none.
-func overdrawn(device *resourceapi.Device, holds []usage.Holder, shares []*resourceapi.DeviceRequestAllocationResult) resourceapi.QualifiedName {
+func overdrawn(device *resourceapi.Device, holds []usage.Holder,
+	shares []*resourceapi.DeviceRequestAllocationResult,
+) resourceapi.QualifiedName {
 	for name, capacity := range device.Capacity {
 		left := amount.Of(capacity.Value)
 		for i := range holds {

@@ -30,9 +30,11 @@ const (
 
 var (
 	passagesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem:      metricsSubsystem,
-		Name:           "passages_total",
-		Help:           "Number of times that a pod's claims came to the fence, by result: passed; lost, to claims that were allocated earlier; undecided, because it is not known who came first or what the devices have to give; timeout, because the watch was silent; changed, because a claim is gone or has another allocation; canceled, because the scheduler ends; or error.",
+		Subsystem: metricsSubsystem,
+		Name:      "passages_total",
+		Help: "Number of times that a pod's claims came to the fence, by result: passed; lost, to claims that were allocated " +
+			"earlier; undecided, because it is not known who came first or what the devices have to give; timeout, because the watch was silent; " +
+			"changed, because a claim is gone or has another allocation; canceled, because the scheduler ends; or error.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
 	waitDuration = metrics.NewHistogram(&metrics.HistogramOpts{

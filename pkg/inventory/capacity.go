@@ -28,7 +28,9 @@ type Capacity struct {
 //
 // With ok false the device cannot serve the request. The error is a request that the policy's arithmetic cannot
 // represent, or a negative quantity: nothing can be said about the device then.
-func (f Features) Consumption(device *resourceapi.Device, required *resourceapi.CapacityRequirements) (consumed map[resourceapi.QualifiedName]resource.Quantity, ok bool, err error) {
+func (f Features) Consumption(device *resourceapi.Device,
+	required *resourceapi.CapacityRequirements,
+) (consumed map[resourceapi.QualifiedName]resource.Quantity, ok bool, err error) {
 	var requests map[resourceapi.QualifiedName]resource.Quantity
 	if required != nil {
 		requests = required.Requests
@@ -61,7 +63,9 @@ func (f Features) Consumption(device *resourceapi.Device, required *resourceapi.
 var errNegative = errors.New("capacity value is negative")
 
 // consume says how much of one capacity is taken, and whether the policy allows it.
-func (f Features) consume(capacity *resourceapi.DeviceCapacity, requested *resource.Quantity) (quantity resource.Quantity, allowed bool, err error) {
+func (f Features) consume(capacity *resourceapi.DeviceCapacity,
+	requested *resource.Quantity,
+) (quantity resource.Quantity, allowed bool, err error) {
 	policy := capacity.RequestPolicy
 	switch {
 	case requested == nil && policy != nil && policy.Default != nil:
@@ -135,11 +139,13 @@ func (f Features) roundUp(requested *resource.Quantity, r *resourceapi.CapacityR
 	case inMilli:
 		var exact bool
 		if value, exact = milli(requested); !exact {
-			return resource.Quantity{}, fmt.Errorf("request %s cannot be represented in thousandths, in which the policy's steps are counted", text(requested))
+			return resource.Quantity{}, fmt.Errorf("request %s cannot be represented in thousandths, in which the policy's steps are counted",
+				text(requested))
 		}
 		least, step = r.Min.MilliValue(), r.Step.MilliValue()
 	case requested.CmpInt64(math.MaxInt64) > 0:
-		return resource.Quantity{}, fmt.Errorf("request %s cannot be represented in 64 bits, in which the policy's steps are counted", text(requested))
+		return resource.Quantity{}, fmt.Errorf("request %s cannot be represented in 64 bits, in which the policy's steps are counted",
+			text(requested))
 	}
 	if step <= 0 {
 		return resource.Quantity{}, fmt.Errorf("steps of %s cannot be counted", text(r.Step))

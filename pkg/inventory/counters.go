@@ -155,8 +155,8 @@ func connect(n int, pairs func(yield func(a, b int))) []int {
 	return parts
 }
 
-// particularsOf is how many devices, counters and uses of counters the slices have: looking at them is most of the work that a pool makes. Of more
-// than most it is some number above.
+// particularsOf is how many devices, counters and uses of counters the slices have: looking at them is most of the work that a pool makes.
+// Of more than most it is some number above.
 func particularsOf(group []*Slice, most int) int {
 	n := 0
 	for _, s := range group {

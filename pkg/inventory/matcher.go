@@ -66,7 +66,8 @@ type PoolMatch struct {
 }
 
 func (r *PoolMatch) equal(o *PoolMatch) bool {
-	return slices.Equal(r.Match, o.Match) && slices.Equal(r.Tainted, o.Tainted) && slices.Equal(r.Errors, o.Errors) && slices.Equal(r.Small, o.Small) &&
+	return slices.Equal(r.Match, o.Match) && slices.Equal(r.Tainted, o.Tainted) && slices.Equal(r.Errors, o.Errors) &&
+		slices.Equal(r.Small, o.Small) &&
 		slices.EqualFunc(r.takes, o.takes, slices.Equal[[]amount.Amount])
 }
 
@@ -82,7 +83,10 @@ func (v *View) Matcher(ctx context.Context, spec MatcherSpec) (*Matcher, error) 
 		owner = classOwner
 	}
 	return v.caches.matchers.get(ctx, owner, key, func() (made[*Matcher], error) {
-		m := &Matcher{id: matcherIDs.Add(1), spec: spec, features: v.caches.features, expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors))}
+		m := &Matcher{
+			id: matcherIDs.Add(1), spec: spec, features: v.caches.features,
+			expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors)),
+		}
 		bytes := int64(len(key))
 		for i, text := range slices.Concat(spec.ClassSelectors, spec.Selectors) {
 			owner := spec.Namespace

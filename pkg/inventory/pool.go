@@ -116,22 +116,25 @@ type duplicates struct {
 // maxSlices bounds the slices of a pool: each change of one looks at all of them. The API allows 128 devices in each.
 const maxSlices = 1024
 
-// maxGenerations bounds the outdated generations in which every node looks for its devices, one after the other: those with slices that are not
-// for one node alone, which no kubelet can write. A node's own are found by its name.
+// maxGenerations bounds the outdated generations in which every node looks for its devices, one after the other: those with slices that are
+// not for one node alone, which no kubelet can write. A node's own are found by its name.
 const maxGenerations = 8
 
-// maxParticulars bounds what the slices of a pool have together, of all generations that are looked at: devices, counters, and what devices take of
-// counters. A node with 16 GPUs that are offered in all partitions has less than 5,000.
+// maxParticulars bounds what the slices of a pool have together, of all generations that are looked at: devices, counters, and what devices
+// take of counters. A node with 16 GPUs that are offered in all partitions has less than 5,000.
 const maxParticulars = 16 << 10
 
-// maxLocal bounds the nodes of a pool for single nodes for each of which a change of it makes anew what it sees, while others wait. Where there are
-// more, that is made when it is asked for.
+// maxLocal bounds the nodes of a pool for single nodes for each of which a change of it makes anew what it sees, while others wait. Where
+// there are more, that is made when it is asked for.
 const maxLocal = 256
 
 // limits are the bounds of a pool, smaller in tests.
 type limits struct{ slices, members, generations, particulars, local int }
 
-var defaultLimits = limits{slices: maxSlices, members: maxMembers, generations: maxGenerations, particulars: maxParticulars, local: maxLocal}
+var defaultLimits = limits{
+	slices: maxSlices, members: maxMembers, generations: maxGenerations,
+	particulars: maxParticulars, local: maxLocal,
+}
 
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
@@ -249,8 +252,8 @@ func (p *Pool) check(ignored int, judged bool, left *int) (ProblemKind, string) 
 		}
 	}
 	if *left -= particularsOf(p.slices, *left); *left < 0 {
-		return Invalid, fmt.Sprintf("the slices of generation %d have more devices, counters and uses of counters than are looked at, which are %d of all its generations",
-			p.Generation, p.caches.limits.particulars)
+		return Invalid, fmt.Sprintf("the slices of generation %d have more devices, counters and uses of counters than are looked at, "+
+			"which are %d of all its generations", p.Generation, p.caches.limits.particulars)
 	}
 	if p.caches.features.PartitionableDevices {
 		counters, detail := newCounters(p.slices, p.caches.features, judged)
@@ -323,8 +326,8 @@ func (p *Pool) isFor(node string) bool {
 	return p.nodes[node] != nil || p.strangers[node] != nil || p.outdated.of[node] != nil
 }
 
-// forNode returns what the node sees of the pool, nil if nothing. A node whose own slices do not count is told so if it sees nothing else, and
-// one whose own slices are not looked at is told so in any case: it may miss devices.
+// forNode returns what the node sees of the pool, nil if nothing. A node whose own slices do not count is told so if it sees nothing else,
+// and one whose own slices are not looked at is told so in any case: it may miss devices.
 func (p *Pool) forNode(node *v1.Node) *part {
 	seen, relevant := p.sees(node)
 	if !relevant {

@@ -130,7 +130,8 @@ func IsApart(driver string, device *resourceapi.Device) bool {
 	if driver != ownDriver || !ptr.Deref(device.AllowMultipleAllocations, false) {
 		return false
 	}
-	return ptr.Deref(device.Attributes[attributeApart].BoolValue, false) || ptr.Deref(device.Attributes[ownDriver+"/"+attributeApart].BoolValue, false)
+	return ptr.Deref(device.Attributes[attributeApart].BoolValue, false) ||
+		ptr.Deref(device.Attributes[ownDriver+"/"+attributeApart].BoolValue, false)
 }
 
 // withoutTaint returns the object without NoSchedule taints that have the key: the object itself if there are none.

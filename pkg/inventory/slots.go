@@ -65,11 +65,12 @@ func (s *slots[T]) copyFrom(o *slots[T]) {
 	}
 }
 
-// slotTable hands out slot numbers to the values of a cache that is bounded by how many they are and by their bytes. Whoever asks for a value
-// has it, with all others who did, and each counts it as its own: it is kept while one has it. When the table is full the owner that has the most
-// gives up the value that it asked for longest ago. A value that nobody has any more is kept until its room is needed. So an owner that has no
-// more than its share, which is the limit divided by the number of owners, loses nothing, also of what others asked for first. A value that has
-// lost its slot stays usable: it and its successor then overwrite each other's derived values, which are told apart by identity.
+// slotTable hands out slot numbers to the values of a cache that is bounded by how many they are and by their bytes. Whoever asks for
+// a value has it, with all others who did, and each counts it as its own: it is kept while one has it. When the table is full the
+// owner that has the most gives up the value that it asked for longest ago. A value that nobody has any more is kept until its room is
+// needed. So an owner that has no more than its share, which is the limit divided by the number of owners, loses nothing, also of what
+// others asked for first. A value that has lost its slot stays usable: it and its successor then overwrite each other's derived
+// values, which are told apart by identity.
 type slotTable[T any] struct {
 	limit    int
 	maxBytes int64

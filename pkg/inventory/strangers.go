@@ -85,9 +85,10 @@ func (m *sliceSet) pool(id PoolID, c *caches) *Pool {
 	return pool
 }
 
-// lookedAt are all slices, by name. Where they are too many, those that are not for one node, and if these are not too many together, those of the
-// node after which the pool is called: a kubelet can write those of its node, but no others. Where that has none, those of other nodes as far as there is
-// room, of those with the fewest first, unless the nodes are too many to be put in order: one kubelet alone does not make them too many. It may be none.
+// lookedAt are all slices, by name. Where they are too many, those that are not for one node, and if these are not too many together,
+// those of the node after which the pool is called: a kubelet can write those of its node, but no others. Where that has none, those of
+// other nodes as far as there is room, of those with the fewest first, unless the nodes are too many to be put in order: one kubelet alone
+// does not make them too many. It may be none.
 func (m *sliceSet) lookedAt(id PoolID, most int) map[string]*Slice {
 	if m.count <= most {
 		return m.slicesOf(most, slices.Collect(maps.Keys(m.ofNode))...)
@@ -156,14 +157,16 @@ type membership struct {
 
 // membersOf finds out which slices of a pool count.
 //
-//   - A node whose slices are more than a generation has room for, or have more particulars than the pool has, see crowdOf, is a stranger: else one
-//     kubelet could take the pool from all.
-//   - Of one node's slices only the newest that it sees: it uses no other. Newer ones that nobody sees count where the others' have to be whole.
-//   - A pool that is called after a node, such as node-1 or node-1/mig, is that node's, and no other's slices take the place of those that it has yet to
-//     publish. Of one with slices for more than one node that is so if it is whole with that node's.
-//   - Of a pool with slices for more than one node, no single node's are newer, and of those that are older none has a device called as one of the newest.
-//   - If those of a generation are not whole together, those of a node count that are whole for it: with those for more than one node, they are as
-//     many as each of them says, and nothing is wrong in themselves or in their counters.
+//   - A node whose slices are more than a generation has room for, or have more particulars than the pool has, see crowdOf, is a stranger:
+//     else one kubelet could take the pool from all.
+//   - Of one node's slices only the newest that it sees: it uses no other. Newer ones that nobody sees
+//     count where the others' have to be whole.
+//   - A pool that is called after a node, such as node-1 or node-1/mig, is that node's, and no other's slices take the place of those that
+//     it has yet to publish. Of one with slices for more than one node that is so if it is whole with that node's.
+//   - Of a pool with slices for more than one node, no single node's are newer, and of those that are older none
+//     has a device called as one of the newest.
+//   - If those of a generation are not whole together, those of a node count that are whole for it: with those for more than one node, they
+//     are as many as each of them says, and nothing is wrong in themselves or in their counters.
 func membersOf(id PoolID, members map[string]*Slice, most limits, features Features) membership {
 	groups := make(map[string][]*Slice) // the newest of those that each single node sees; under "" those for more than one, of any generation
 	m := membership{own: make(map[string]*Slice, len(members)), judged: make(map[int64]bool)}
@@ -229,7 +232,8 @@ func membersOf(id PoolID, members map[string]*Slice, most limits, features Featu
 		case owned && node != owner:
 			return without(node)
 		case !owned && isShared && generationOf(s) > newest:
-			return fmt.Sprintf("the slices of node %s do not count: they are of a newer generation than those for more than one node, %d", node, newest)
+			return fmt.Sprintf("the slices of node %s do not count: they are of a newer generation than those for more than one node, %d",
+				node, newest)
 		}
 		return ""
 	}
@@ -294,8 +298,8 @@ type nodeSlices struct {
 	slices []*Slice
 }
 
-// judge says of which nodes the slices do not count, and why, and whether the others are whole for each node by itself. Of more particulars than most
-// the counters are not looked at: such a generation is invalid.
+// judge says of which nodes the slices do not count, and why, and whether the others are whole for each node by itself. Of more particulars
+// than most the counters are not looked at: such a generation is invalid.
 func (g *generation) judge(most int, features Features) (strangers map[string]string, judged bool) {
 	if len(g.nodes) == 0 || len(g.nodes) == 1 && len(g.shared) == 0 {
 		return nil, false
@@ -341,8 +345,8 @@ func namesIn(group []*Slice) map[string]bool {
 	return names
 }
 
-// takenIn says that the node's slices have a device with one of the names, which those for more than one node have: whoever looks at what such a device
-// takes of counters, or whether it is held, would take the two for one. It is empty if they have none.
+// takenIn says that the node's slices have a device with one of the names, which those for more than one node have: whoever looks at what
+// such a device takes of counters, or whether it is held, would take the two for one. It is empty if they have none.
 func takenIn(names map[string]bool, node string, group []*Slice) string {
 	taken := ""
 	for _, s := range group {
@@ -368,8 +372,8 @@ func (m *membership) estrange(id PoolID, node, why string) {
 	}
 }
 
-// Counting returns those of the slices of one pool that count, for who has slices and no Store, and whether each is one of a whole. Of slices for more
-// than one node these are the newest, of those for single nodes the newest of each that are not older than those.
+// Counting returns those of the slices of one pool that count, for who has slices and no Store, and whether each is one of a whole. Of
+// slices for more than one node these are the newest, of those for single nodes the newest of each that are not older than those.
 func Counting(pool []*resourceapi.ResourceSlice) (isWholeWith map[*resourceapi.ResourceSlice]bool) {
 	if len(pool) == 0 {
 		return nil
@@ -416,8 +420,8 @@ func byGeneration(groups map[string][]*Slice) map[int64]map[string][]*Slice {
 	return apart
 }
 
-// crowdOf are the nodes for whose slices there is no room beside those for more than one node, those of the node that the pool is called after, and
-// those of nodes that bring less. Somebody's slices stay.
+// crowdOf are the nodes for whose slices there is no room beside those for more than one node, those of the node that the pool is called
+// after, and those of nodes that bring less. Somebody's slices stay.
 func crowdOf(owner string, groups map[string][]*Slice, most int, sizeOf func(group []*Slice) int) (crowd []string) {
 	sizes, room := make(map[string]int, len(groups)), most
 	for node, group := range groups {

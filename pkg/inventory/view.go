@@ -104,8 +104,8 @@ func (v *View) Pools() iter.Seq[*Pool] {
 	}
 }
 
-// Problems yields the pools that are unusable on every node, those of which not all slices are looked at, and the nodes whose slices of a pool do
-// not count, by driver and name.
+// Problems yields the pools that are unusable on every node, those of which not all slices are looked at, and the nodes whose slices of
+// a pool do not count, by driver and name.
 func (v *View) Problems() iter.Seq[*PoolProblem] {
 	return func(yield func(*PoolProblem) bool) {
 		for pool := range v.Pools() {

@@ -34,8 +34,8 @@ type refusal struct {
 	text   string
 }
 
-// Access admits who has the secret of this run. The page has a secret from the fragment of its address, which browsers send to nobody, and hands it over in
-// a header, which pages of other origins cannot. A cookie would go to every port of this machine.
+// Access admits who has the secret of this run. The page has a secret from the fragment of its address, which browsers send to nobody, and
+// hands it over in a header, which pages of other origins cannot. A cookie would go to every port of this machine.
 type Access struct {
 	token [sha256.Size]byte
 
@@ -100,7 +100,10 @@ func (a *Access) admit(r *http.Request) (string, *refusal) {
 	if ok && subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1 {
 		return "", nil
 	}
-	return "", &refusal{http.StatusUnauthorized, "the token is missing or is that of another run: open the address that kubectl stowage map has printed"}
+	return "", &refusal{
+		http.StatusUnauthorized,
+		"the token is missing or is that of another run: open the address that kubectl stowage map has printed",
+	}
 }
 
 // guard refuses what no browser sends for this page, whatever it asks for, and sets the headers of all answers.
@@ -143,7 +146,8 @@ func (a *Access) foreign(r *http.Request) error {
 
 // otherSite tells that the browser says of a request that a page of another site sends it. A link there may lead to the page.
 func otherSite(r *http.Request) error {
-	if r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document" && !strings.HasPrefix(r.URL.Path, "/api/") {
+	if r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document" &&
+		!strings.HasPrefix(r.URL.Path, "/api/") {
 		return nil
 	}
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {

@@ -46,7 +46,8 @@ const (
 	// maxAddresses bounds the addresses that are kept.
 	maxAddresses = 10_000
 
-	// ReviewQPS and ReviewBurst are for the client of a [Review]: requests a second, and at once. A token takes 1 request, and every minute 16.
+	// ReviewQPS and ReviewBurst are for the client of a [Review]: requests a second, and at once. A
+	// token takes 1 request, and every minute 16.
 	ReviewQPS, ReviewBurst = 100, 200
 )
 
@@ -218,7 +219,10 @@ func (v *Review) ask(ctx context.Context, token string, before review) review {
 	}
 	got := review{at: v.now()}
 	if !asked.Status.Authenticated {
-		got.refusal = &refusal{http.StatusUnauthorized, "the API server does not know the token, or it has expired: open this page with #token=TOKEN behind its address"}
+		got.refusal = &refusal{
+			http.StatusUnauthorized,
+			"the API server does not know the token, or it has expired: open this page with #token=TOKEN behind its address",
+		}
 		return got
 	}
 	got.user = asked.Status.User
@@ -250,8 +254,11 @@ func (v *Review) mayList(ctx context.Context, user *authentication.UserInfo) *re
 			return noAnswer("what "+user.Username+" may list", err)
 		}
 		if !said.Status.Allowed {
-			return &refusal{http.StatusForbidden, fmt.Sprintf("%s may not list %s in all namespaces, of which the map tells: manifests/kubectl/reader.yaml has the rights",
-				user.Username, what)}
+			return &refusal{
+				http.StatusForbidden,
+				fmt.Sprintf("%s may not list %s in all namespaces, of which the map tells: manifests/kubectl/reader.yaml has the rights",
+					user.Username, what),
+			}
 		}
 	}
 	return nil

@@ -56,7 +56,10 @@ type Server struct {
 
 // NewServer returns one for what a feed tells. The function why answers why a pod waits; it is called for one pod at a time.
 func NewServer(title Title, feed *Feed, admission Admission, why func(ctx context.Context, namespace, pod string) ([]Line, error)) *Server {
-	s := &Server{title: title, feed: feed, admission: admission, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second, patience: time.Minute, stuck: 30 * time.Second}
+	s := &Server{
+		title: title, feed: feed, admission: admission, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second,
+		patience: time.Minute, stuck: 30 * time.Second,
+	}
 	page, err := fs.Sub(dist, "web/dist")
 	if err != nil {
 		panic(err) // its name is fixed

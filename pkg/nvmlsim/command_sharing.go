@@ -28,7 +28,8 @@ func (c *SetTimeSlice) do(m *Machine, s *State) (Result, error) {
 		return Result{}, err
 	}
 	if !timeSlices[c.Time] {
-		return Result{}, fmt.Errorf("time: %q: want %s, %s, %s, or nothing for the default", c.Time, TimeSliceShort, TimeSliceMedium, TimeSliceLong)
+		return Result{}, fmt.Errorf("time: %q: want %s, %s, %s, or nothing for the default", c.Time, TimeSliceShort,
+			TimeSliceMedium, TimeSliceLong)
 	}
 	if g.refuses(SettingTimeSlice) {
 		return Result{}, refused("time", c.Time, nvml.ERROR_NOT_SUPPORTED)
@@ -138,8 +139,8 @@ const (
 	firstServer = 1 << 22
 )
 
-// newServer is the process that a daemon starts for its clients, and that has its GPUs open. A real one comes with the first client; this one is there
-// from the beginning, like a real one that has had a client.
+// newServer is the process that a daemon starts for its clients, and that has its GPUs open. A real one comes with the first client; this
+// one is there from the beginning, like a real one that has had a client.
 func (s *State) newServer(daemon string) Process {
 	server := Process{PID: firstServer, Kind: ProcessCompute, MemoryMiB: serverMiB, Command: serverCommand, Daemon: daemon}
 	for slices.ContainsFunc(s.GPUs, func(g GPUState) bool {

@@ -111,7 +111,9 @@ func (d *device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCo
 }
 
 // GetMemoryErrorCounter has all errors in the device memory: none is simulated elsewhere.
-func (d *device) GetMemoryErrorCounter(kind nvml.MemoryErrorType, counter nvml.EccCounterType, at nvml.MemoryLocation) (uint64, nvml.Return) {
+func (d *device) GetMemoryErrorCounter(kind nvml.MemoryErrorType, counter nvml.EccCounterType,
+	at nvml.MemoryLocation,
+) (uint64, nvml.Return) {
 	count, ret := d.GetTotalEccErrors(kind, counter)
 	if ret == nvml.SUCCESS && (at < 0 || at >= nvml.MEMORY_LOCATION_COUNT) {
 		ret = nvml.ERROR_INVALID_ARGUMENT

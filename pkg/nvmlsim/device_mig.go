@@ -123,7 +123,9 @@ func (d *device) CreateGpuInstance(info *nvml.GpuInstanceProfileInfo) (nvml.GpuI
 	return d.create(info, nil)
 }
 
-func (d *device) CreateGpuInstanceWithPlacement(info *nvml.GpuInstanceProfileInfo, at *nvml.GpuInstancePlacement) (nvml.GpuInstance, nvml.Return) {
+func (d *device) CreateGpuInstanceWithPlacement(info *nvml.GpuInstanceProfileInfo,
+	at *nvml.GpuInstancePlacement,
+) (nvml.GpuInstance, nvml.Return) {
 	_, table, ret := d.partitioned()
 	p, ret := lookUp(table, info, ret)
 	if ret == nvml.SUCCESS && (at == nil || at.Size != p.size) {

@@ -99,7 +99,9 @@ func (i *gpuInstance) lookUp(info *nvml.ComputeInstanceProfileInfo) (*GPUInstanc
 	return found, c, nvml.SUCCESS
 }
 
-func (i *gpuInstance) GetComputeInstancePossiblePlacements(info *nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstancePlacement, nvml.Return) {
+func (i *gpuInstance) GetComputeInstancePossiblePlacements(info *nvml.ComputeInstanceProfileInfo) (
+	[]nvml.ComputeInstancePlacement, nvml.Return,
+) {
 	_, c, ret := i.lookUp(info)
 	if ret != nvml.SUCCESS {
 		return nil, ret
@@ -129,7 +131,9 @@ func (i *gpuInstance) CreateComputeInstance(info *nvml.ComputeInstanceProfileInf
 	return i.create(info, nil)
 }
 
-func (i *gpuInstance) CreateComputeInstanceWithPlacement(info *nvml.ComputeInstanceProfileInfo, at *nvml.ComputeInstancePlacement) (nvml.ComputeInstance, nvml.Return) {
+func (i *gpuInstance) CreateComputeInstanceWithPlacement(info *nvml.ComputeInstanceProfileInfo,
+	at *nvml.ComputeInstancePlacement,
+) (nvml.ComputeInstance, nvml.Return) {
 	_, c, ret := i.lookUp(info)
 	if ret == nvml.SUCCESS && (at == nil || at.Size != c.compute) {
 		ret = nvml.ERROR_INVALID_ARGUMENT

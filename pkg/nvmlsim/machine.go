@@ -123,7 +123,8 @@ func (m *Machine) start() error {
 	case s.Node != m.node:
 		return fmt.Errorf("node: the state is of %q, not %q: remove it, or use another folder", s.Node, m.node)
 	case len(s.GPUs) != len(m.profile.GPUs):
-		return fmt.Errorf("gpus: the state has %d, profile %q %d: remove it, or use another folder", len(s.GPUs), m.profile.Name, len(m.profile.GPUs))
+		return fmt.Errorf("gpus: the state has %d, profile %q %d: remove it, or use another folder", len(s.GPUs),
+			m.profile.Name, len(m.profile.GPUs))
 	case s.HostBootID != hostBoot:
 		s.reboot(m.profile)
 	default:

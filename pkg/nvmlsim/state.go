@@ -136,8 +136,8 @@ type Client struct {
 	Persistence *Persistenced `json:"persistence,omitempty"`
 }
 
-// Persistenced is a daemon that is asked through its socket to keep GPUs open or to let go of them; see [AskPersistenced]. It registers GPUs at its
-// start alone, and persistence mode by NVML is none of its.
+// Persistenced is a daemon that is asked through its socket to keep GPUs open or to let go of them; see [AskPersistenced]. It registers
+// GPUs at its start alone, and persistence mode by NVML is none of its.
 type Persistenced struct {
 	// LetGo are the GPUs that it does not keep open, by their index in the profile.
 	LetGo []int `json:"letGo,omitempty"`

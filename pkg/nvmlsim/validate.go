@@ -111,7 +111,8 @@ func (m *Model) validate(bad report) {
 		{"video", m.Clocks.Idle.Video, m.Clocks.Highest.Video},
 	} {
 		if c.idle > c.highest || (c.idle == 0) != (c.highest == 0) || c.highest > 1e5 {
-			bad("gpu.clocks.idle."+c.field, c.idle, "want at most gpu.clocks.highest.%s, %d, which is at most 100000; or none of both", c.field, c.highest)
+			bad("gpu.clocks.idle."+c.field, c.idle, "want at most gpu.clocks.highest.%s, %d, which is at most 100000; or none of both",
+				c.field, c.highest)
 		}
 	}
 	if h := m.thermal(); (h.SlowdownC == 0) != (h.ShutdownC == 0) || (h.SlowdownC == 0) == (h.IdleMarginC == 0) ||

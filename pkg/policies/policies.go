@@ -1,7 +1,8 @@
 // Copyright The Stowage Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policies finds out whether the admission policies about the node agent and the scheduler are about the accounts that these run as.
+// Package policies finds out whether the admission policies about the node agent and the scheduler
+// are about the accounts that these run as.
 package policies
 
 import (
@@ -47,28 +48,35 @@ type Write struct {
 // OfNodeAgent has a write for each policy that is about the node agent's account. The agent runs on the node.
 func OfNodeAgent(node string) []Write {
 	return []Write{
-		{"stowage-node-agent-own-slices", "ResourceSlices of other nodes and drivers", func(ctx context.Context, client kubernetes.Interface, dryRun []string) error {
-			_, err := client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
-				ObjectMeta: metav1.ObjectMeta{GenerateName: forbidden + "-"},
-				Spec: resourceapi.ResourceSliceSpec{
-					Driver: forbidden, NodeName: ptr.To(forbidden), Pool: resourceapi.ResourcePool{Name: forbidden, ResourceSliceCount: 1},
-				},
-			}, metav1.CreateOptions{DryRun: dryRun})
-			return err
-		}},
+		{
+			"stowage-node-agent-own-slices", "ResourceSlices of other nodes and drivers",
+			func(ctx context.Context, client kubernetes.Interface, dryRun []string) error {
+				_, err := client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
+					ObjectMeta: metav1.ObjectMeta{GenerateName: forbidden + "-"},
+					Spec: resourceapi.ResourceSliceSpec{
+						Driver: forbidden, NodeName: ptr.To(forbidden), Pool: resourceapi.ResourcePool{Name: forbidden, ResourceSliceCount: 1},
+					},
+				}, metav1.CreateOptions{DryRun: dryRun})
+				return err
+			},
+		},
 		{"stowage-node-agent-own-node", "any condition of nodes", func(ctx context.Context, client kubernetes.Interface, dryRun []string) error {
 			patch := `{"status":{"conditions":[{"type":"` + forbidden + `","status":"True"}]}}`
-			_, err := client.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun}, "status")
+			_, err := client.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(patch),
+				metav1.PatchOptions{DryRun: dryRun}, "status")
 			return err
 		}},
-		{"stowage-node-agent-own-events", "events in the name of others", func(ctx context.Context, client kubernetes.Interface, dryRun []string) error {
-			_, err := client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
-				ObjectMeta:     metav1.ObjectMeta{GenerateName: forbidden + "-"},
-				InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: metav1.NamespaceDefault, Name: forbidden},
-				Source:         corev1.EventSource{Component: forbidden}, Reason: "Forbidden", Type: corev1.EventTypeNormal,
-			}, metav1.CreateOptions{DryRun: dryRun})
-			return err
-		}},
+		{
+			"stowage-node-agent-own-events", "events in the name of others",
+			func(ctx context.Context, client kubernetes.Interface, dryRun []string) error {
+				_, err := client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
+					ObjectMeta:     metav1.ObjectMeta{GenerateName: forbidden + "-"},
+					InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: metav1.NamespaceDefault, Name: forbidden},
+					Source:         corev1.EventSource{Component: forbidden}, Reason: "Forbidden", Type: corev1.EventTypeNormal,
+				}, metav1.CreateOptions{DryRun: dryRun})
+				return err
+			},
+		},
 	}
 }
 
@@ -91,7 +99,8 @@ type VoidError struct {
 }
 
 func (e *VoidError) Error() string {
-	return fmt.Sprintf("admission policies are missing or not about the agent's account %s, which could write: %s. Apply manifests/base/access; "+
+	return fmt.Sprintf("admission policies are missing or not about the agent's account %s, which could write: %s. Apply "+
+		"manifests/base/access; "+
 		"if the account has another name than there, change it in the policies, too", e.account, strings.Join(e.policies, "; "))
 }
 
@@ -156,8 +165,8 @@ func Void(ctx context.Context, client kubernetes.Interface, writes []Write) (voi
 	return void, unknown
 }
 
-// refusedBy tells a policy's refusal from others: RBAC refuses before any policy is asked. The API server names the policy in the message alone
-// (k8s.io/apiserver, pkg/admission/plugin/policy/validating).
+// refusedBy tells a policy's refusal from others: RBAC refuses before any policy is asked. The API server names the policy in the message
+// alone (k8s.io/apiserver, pkg/admission/plugin/policy/validating).
 func refusedBy(policy string, err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+"'")
 }

@@ -16,8 +16,8 @@ import (
 	"stowage.dev/stowage/pkg/snapshot"
 )
 
-// refuseEviction says why the API server would refuse to evict a pod now, and counts the eviction if it would not. The rules are those of the
-// eviction API (k8s.io/kubernetes, pkg/registry/core/pod/storage/eviction.go).
+// refuseEviction says why the API server would refuse to evict a pod now, and counts the eviction if it would not. The rules are those of
+// the eviction API (k8s.io/kubernetes, pkg/registry/core/pod/storage/eviction.go).
 func (c *Change) refuseEviction(pod *v1.Pod) string {
 	if pod.Status.Phase == v1.PodPending || pod.DeletionTimestamp != nil {
 		return ""
@@ -36,7 +36,8 @@ func (c *Change) refuseEviction(pod *v1.Pod) string {
 		return fmt.Sprintf("it has %d disruption budgets, which the eviction API does not support", len(budgets))
 	}
 	budget, name := budgets[0], snapshot.Reference(budgets[0])
-	healthy := slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue })
+	healthy := slices.ContainsFunc(pod.Status.Conditions,
+		func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue })
 	if !healthy && (ptr.Deref(budget.Spec.UnhealthyPodEvictionPolicy, policyapi.IfHealthyBudget) == policyapi.AlwaysAllow ||
 		budget.Status.CurrentHealthy >= budget.Status.DesiredHealthy && budget.Status.DesiredHealthy > 0) {
 		return ""

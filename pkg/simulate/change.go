@@ -119,8 +119,8 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 	return back, nil
 }
 
-// AddPod adds a pod that waits, and makes its claims from their templates as kube-controller-manager does. The error names the object that is
-// missing, or is there already.
+// AddPod adds a pod that waits, and makes its claims from their templates as kube-controller-manager does. The error names the
+// object that is missing, or is there already.
 func (c *Change) AddPod(pod *v1.Pod) error {
 	if slices.ContainsFunc(c.Pods, func(p *v1.Pod) bool { return p.Namespace == pod.Namespace && p.Name == pod.Name }) {
 		return fmt.Errorf("pod %s: there is one of that name in the cluster", snapshot.Reference(pod))

@@ -59,8 +59,8 @@ func (c directClaims) List(ctx context.Context, opts metav1.ListOptions) (*resou
 	return all, nil
 }
 
-// newFactory returns informers of a client. Those of the kinds of which there are most have the objects themselves: on the way through a list
-// of the API each would be copied three times, which takes a third of the memory of a simulation.
+// newFactory returns informers of a client. Those of the kinds of which there are most have the objects themselves: on the way through a
+// list of the API each would be copied three times, which takes a third of the memory of a simulation.
 func newFactory(client kubernetes.Interface, objects *snapshot.Objects) informers.SharedInformerFactory {
 	factory := informers.NewSharedInformerFactory(client, 0)
 	register(factory, objects.Pods, cache.Indexers{}) // as a scheduler's

@@ -144,7 +144,8 @@ func decodeManifest(document []byte) (runtime.Object, error) {
 }
 
 func cannotBePlaced(apiVersion, kind string) error {
-	return fmt.Errorf("%s of %s: cannot be placed: want pods, claims, templates, classes, nodes, Deployments, ReplicaSets, StatefulSets or Jobs",
+	return fmt.Errorf("%s of %s: cannot be placed: want pods, claims, templates, classes, nodes, Deployments, ReplicaSets, "+
+		"StatefulSets or Jobs",
 		kind, apiVersion)
 }
 

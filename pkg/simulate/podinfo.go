@@ -31,15 +31,16 @@ func (p podInfos) of(pod *v1.Pod) *framework.PodInfo {
 	return info
 }
 
-// requestsOf is the same text for two pods if the framework keeps the same of them. It is none for a pod whose requests are more than those of
-// its containers' specs, that is being resized, or that has an affinity.
+// requestsOf is the same text for two pods if the framework keeps the same of them. It is none for a pod whose requests are more than those
+// of its containers' specs, that is being resized, or that has an affinity.
 func requestsOf(pod *v1.Pod) (text string, ok bool) {
 	spec, status := &pod.Spec, &pod.Status
 	if spec.Affinity != nil || spec.Overhead != nil || spec.Resources != nil || status.Resources != nil || status.AllocatedResources != nil ||
 		status.NodeAllocatableResourceClaimStatuses != nil {
 		return "", false
 	}
-	if slices.ContainsFunc(status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress }) {
+	if slices.ContainsFunc(status.Conditions,
+		func(c v1.PodCondition) bool { return c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress }) {
 		return "", false
 	}
 	for _, statuses := range [][]v1.ContainerStatus{status.InitContainerStatuses, status.ContainerStatuses} {

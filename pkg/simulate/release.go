@@ -19,9 +19,11 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 )
 
-// confirm leaves those releases in an explanation that would help, and returns what else refuses the pod on the other nodes: the plugin of the
-// devices is asked before plugins that count CPUs and volumes. Who uses a claim that is released is taken off the node first.
-func (c *Cluster) confirm(ctx context.Context, state fwk.CycleState, pod *v1.Pod, e *explain.Explanation) (*explain.Explanation, []Refusal, error) {
+// confirm leaves those releases in an explanation that would help, and returns what else refuses the pod on the other nodes: the plugin of
+// the devices is asked before plugins that count CPUs and volumes. Who uses a claim that is released is taken off the node first.
+func (c *Cluster) confirm(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
+	e *explain.Explanation,
+) (*explain.Explanation, []Refusal, error) {
 	if e == nil || len(e.Holders) == 0 {
 		return e, nil, nil
 	}
@@ -48,7 +50,9 @@ func (c *Cluster) confirm(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 // without is what all plugins but that of the devices say of a node on which nobody uses the claims any more.
-func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod, name string, claims []explain.ClaimHolder) (*fwk.Status, error) {
+func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod, name string,
+	claims []explain.ClaimHolder,
+) (*fwk.Status, error) {
 	of, err := c.snapshot.Get(name)
 	if err != nil {
 		return nil, err

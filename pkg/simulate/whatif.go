@@ -125,7 +125,8 @@ func (c *Change) bind(pod *v1.Pod, out *Outcome) {
 			continue
 		}
 		for k, claim := range c.ResourceClaims {
-			if claim.Namespace == pod.Namespace && claim.Name == *name && claim.Status.Allocation != nil && !slices.Contains(claim.Status.ReservedFor, uses) {
+			if claim.Namespace == pod.Namespace && claim.Name == *name && claim.Status.Allocation != nil &&
+				!slices.Contains(claim.Status.ReservedFor, uses) {
 				claim = claim.DeepCopy()
 				claim.Status.ReservedFor = append(claim.Status.ReservedFor, uses)
 				c.ResourceClaims[k] = claim

@@ -164,7 +164,8 @@ func kindNamed(field string) int {
 	return slices.IndexFunc(kinds, func(k kind) bool { return k.field == field })
 }
 
-// check sorts the lists, and refuses what an API server cannot have: two objects of one name or UID, and pods, claims or groups without a UID.
+// check sorts the lists, and refuses what an API server cannot have: two objects of one name or UID,
+// and pods, claims or groups without a UID.
 func (s *Snapshot) check() error {
 	faults := make([]error, len(kinds))
 	var group errgroup.Group
@@ -198,7 +199,8 @@ func (k *kind) check(o *Objects) error {
 			continue
 		}
 		if other, known := uids[uid]; known {
-			return fmt.Errorf("%s %s: metadata.uid: Duplicate value: %q is that of %s, too", k.field, Reference(object), uid, Reference(objects[other]))
+			return fmt.Errorf("%s %s: metadata.uid: Duplicate value: %q is that of %s, too", k.field, Reference(object), uid,
+				Reference(objects[other]))
 		}
 		uids[uid] = i
 	}

@@ -99,8 +99,10 @@ func probe(ctx context.Context, client kubernetes.Interface) error {
 func followable(client kubernetes.Interface, what Followed) []*followed {
 	api := client.ResourceV1()
 	kinds := []*followed{
-		followedKind("resourceslices", resourceapi.GroupName, &resourceapi.ResourceSlice{}, api.ResourceSlices().List, api.ResourceSlices().Watch),
-		followedKind("resourceclaims", resourceapi.GroupName, &resourceapi.ResourceClaim{}, api.ResourceClaims(all).List, api.ResourceClaims(all).Watch),
+		followedKind("resourceslices", resourceapi.GroupName, &resourceapi.ResourceSlice{}, api.ResourceSlices().List,
+			api.ResourceSlices().Watch),
+		followedKind("resourceclaims", resourceapi.GroupName, &resourceapi.ResourceClaim{}, api.ResourceClaims(all).List,
+			api.ResourceClaims(all).Watch),
 		followedKind("devicetaintrules", resourceapi.GroupName, &resourceapi.DeviceTaintRule{},
 			api.DeviceTaintRules().List, api.DeviceTaintRules().Watch),
 	}

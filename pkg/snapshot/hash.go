@@ -95,8 +95,9 @@ func (h *hasher) name(sort, name string) string {
 // named are the kinds whose names users give.
 var named = map[string]string{
 	"nodes": "node", "pods": "pod", "namespaces": "ns", "persistentVolumeClaims": "pvc", "persistentVolumes": "pv", "csiNodes": "node",
-	"podDisruptionBudgets": "pdb", "podGroups": "group", "resourceSlices": "slice", "resourceClaims": "claim", "resourceClaimTemplates": "template",
-	"deviceTaintRules": "rule",
+	"podDisruptionBudgets": "pdb", "podGroups": "group", "resourceSlices": "slice", "resourceClaims": "claim",
+	"resourceClaimTemplates": "template",
+	"deviceTaintRules":       "rule",
 }
 
 // references are fields that name objects, wherever they stand. A pool has the name of a node, or one that its driver gave.
@@ -113,7 +114,8 @@ func (h *hasher) object(field string, object map[string]any) {
 		name, _ := meta["name"].(string)
 		meta["name"] = h.name(sort, name)
 	}
-	labels := field == "pods" || field == "persistentVolumes" || field == "namespaces" || field == "podGroups" || field == "podDisruptionBudgets" ||
+	labels := field == "pods" || field == "persistentVolumes" || field == "namespaces" || field == "podGroups" ||
+		field == "podDisruptionBudgets" ||
 		strings.HasPrefix(field, "resourceClaim") || strings.HasPrefix(field, "persistentVolumeClaim")
 	h.walk(object, labels)
 }

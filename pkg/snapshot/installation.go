@@ -30,8 +30,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Installation is what says how schedulers and node agents are set up, for doctor. It has their images and configurations, arguments of Stowage
-// and kube-scheduler, and nothing of other workloads than schedulers, DRA drivers and device plugins.
+// Installation is what says how schedulers and node agents are set up, for doctor. It has their images and configurations, arguments of
+// Stowage and kube-scheduler, and nothing of other workloads than schedulers, DRA drivers and device plugins.
 type Installation struct {
 	// ResourceVersions are the versions of resource.k8s.io that the API server serves.
 	ResourceVersions []string `json:"resourceVersions,omitempty"`
@@ -64,7 +64,8 @@ func (in *Installation) check() error {
 		return nil
 	}
 	return errors.Join(
-		noNull("deployments", in.Deployments), noNull("daemonSets", in.DaemonSets), noNull("configMaps", in.ConfigMaps), noNull("leases", in.Leases),
+		noNull("deployments", in.Deployments), noNull("daemonSets", in.DaemonSets), noNull("configMaps", in.ConfigMaps),
+		noNull("leases", in.Leases),
 		noNull("clusterRoles", in.ClusterRoles), noNull("clusterRoleBindings", in.ClusterRoleBindings), noNull("roles", in.Roles),
 		noNull("roleBindings", in.RoleBindings), noNull("policies", in.Policies), noNull("policyBindings", in.PolicyBindings),
 	)
@@ -117,7 +118,8 @@ func TakeInstallation(ctx context.Context, client kubernetes.Interface, s *Snaps
 		return err
 	}
 	if err := errors.Join(
-		s.reading("clusterroles.rbac.authorization.k8s.io", listKept(ctx, &in.ClusterRoles, in.refersToClusterRole, client.RbacV1().ClusterRoles().List)),
+		s.reading("clusterroles.rbac.authorization.k8s.io",
+			listKept(ctx, &in.ClusterRoles, in.refersToClusterRole, client.RbacV1().ClusterRoles().List)),
 		s.reading("roles.rbac.authorization.k8s.io", listKept(ctx, &in.Roles, in.refersToRole, client.RbacV1().Roles(all).List)),
 		s.takeDenied(ctx, client),
 	); err != nil {
@@ -168,7 +170,8 @@ func listKept[T any, P object[T], L apiruntime.Object](
 	return err
 }
 
-// keepDeployment keeps schedulers of pods, and not others of that name: Stowage's, kube-scheduler, and what has a configuration like theirs.
+// keepDeployment keeps schedulers of pods, and not others of that name: Stowage's, kube-scheduler,
+// and what has a configuration like theirs.
 func keepDeployment(d *appsapi.Deployment) bool {
 	configured := slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(c v1.Container) bool { return SchedulerConfigFile(&c) != "" })
 	if !mentions(&d.ObjectMeta, &d.Spec.Template, "scheduler") || !configured && !isKnown(d) {
@@ -216,8 +219,8 @@ func mentions(meta *metav1.ObjectMeta, template *v1.PodTemplateSpec, words ...st
 	})
 }
 
-// trimTemplateSpec leaves what says which program runs where, and as whom. Arguments stay of known programs, and of others, which may be told
-// secrets, --config alone.
+// trimTemplateSpec leaves what says which program runs where, and as whom. Arguments stay of known programs, and of others,
+// which may be told secrets, --config alone.
 func trimTemplateSpec(template *v1.PodTemplateSpec, known bool) {
 	template.Annotations = nil
 	spec := &template.Spec
@@ -262,7 +265,8 @@ func (s *Snapshot) takeConfigMaps(ctx context.Context, client kubernetes.Interfa
 	var refused error
 	for _, d := range in.Deployments {
 		for _, volume := range d.Spec.Template.Spec.Volumes {
-			if slices.ContainsFunc(in.ConfigMaps, func(c *v1.ConfigMap) bool { return c.Namespace == d.Namespace && c.Name == volume.ConfigMap.Name }) {
+			if slices.ContainsFunc(in.ConfigMaps,
+				func(c *v1.ConfigMap) bool { return c.Namespace == d.Namespace && c.Name == volume.ConfigMap.Name }) {
 				continue
 			}
 			config, err := client.CoreV1().ConfigMaps(d.Namespace).Get(ctx, volume.ConfigMap.Name, metav1.GetOptions{})

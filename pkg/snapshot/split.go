@@ -30,7 +30,9 @@ type parts struct {
 // members divides an object in JSON into its members, and those that are lists into their elements, without looking into these: they are
 // checked when they are decoded, which may begin when they are handed on, some at once, with the index of the first. A large file is so
 // read once, where a general decoder goes over it five times.
-func members(content []byte, isList func(name string) bool, handOn func(name string, first int, elements []json.RawMessage)) (*parts, error) {
+func members(content []byte, isList func(name string) bool,
+	handOn func(name string, first int, elements []json.RawMessage),
+) (*parts, error) {
 	p := &parts{lists: map[string]int{}, fields: map[string]json.RawMessage{}}
 	rest, err := divide(content, '{', '}', func(rest []byte) ([]byte, error) {
 		end, err := endOf(rest)
@@ -78,7 +80,8 @@ func (p *parts) has(name string) bool {
 	return list || field
 }
 
-// elements divides an array in JSON into its elements, MaxObjects at most. It returns how many there are, and what is left behind the array.
+// elements divides an array in JSON into its elements, MaxObjects at most. It returns how many there are, and what is left behind the
+// array.
 func elements(content []byte, handOn func(first int, some []json.RawMessage)) (n int, rest []byte, err error) {
 	var some []json.RawMessage
 	rest, err = divide(content, '[', ']', func(rest []byte) ([]byte, error) {

@@ -48,7 +48,8 @@ func (t *Tracker) Account() Account {
 		Usage:   t.index.View(),
 	}
 	for _, pending := range t.inFlight {
-		account.InFlight = append(account.InFlight, InFlight{Claim: pending.claim, Allocation: pending.allocation, Owners: sets.List(pending.owners)})
+		account.InFlight = append(account.InFlight,
+			InFlight{Claim: pending.claim, Allocation: pending.allocation, Owners: sets.List(pending.owners)})
 	}
 	return account
 }

@@ -199,6 +199,7 @@ func (t *Tracker) Release(claim, owner types.UID) (last bool) {
 	inFlightAllocations.Set(float64(len(t.inFlight)))
 	freed := t.refold(pending.claim)
 	t.changed(Event{Kind: AllocationReleased, Claim: pending.claim, Freed: freed})
-	t.logger.V(5).Info("Allocation no longer in flight", "claim", klog.KRef(pending.claim.Namespace, pending.claim.Name), "claimUID", claim, "pod", owner, "freed", len(freed))
+	t.logger.V(5).Info("Allocation no longer in flight", "claim", klog.KRef(pending.claim.Namespace, pending.claim.Name), "claimUID", claim,
+		"pod", owner, "freed", len(freed))
 	return true
 }

@@ -124,7 +124,8 @@ func (t *Tracker) observeList(objs []any, version string) error {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	if before := t.claims.observed; before != "" && newer(before, version) {
-		t.logger.Error(nil, "The API server's ResourceClaims went back in time, keeping what is known to be newer; restart all components if its storage was restored", "observed", before, "listed", version)
+		t.logger.Error(nil, "The API server's ResourceClaims went back in time, keeping what is known to be newer; restart all components if "+
+			"its storage was restored", "observed", before, "listed", version)
 	}
 
 	var gone []*resourceapi.ResourceClaim
@@ -156,7 +157,8 @@ func (t *Tracker) observeList(objs []any, version string) error {
 	default:
 		close(t.synced)
 	}
-	t.logger.V(2).Info("ResourceClaims listed", "resourceVersion", version, "claims", len(listed), "keptNewer", kept, "heldDevices", t.index.View().Len())
+	t.logger.V(2).Info("ResourceClaims listed", "resourceVersion", version, "claims", len(listed), "keptNewer", kept,
+		"heldDevices", t.index.View().Len())
 	return nil
 }
 

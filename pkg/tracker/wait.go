@@ -43,7 +43,8 @@ func (t *Tracker) WaitObserved(ctx context.Context, version string) error {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	delete(t.waiters, w)
-	return fmt.Errorf("the watch of ResourceClaims is at resourceVersion %q, not yet at %s: %w", t.claims.observed, version, context.Cause(ctx))
+	return fmt.Errorf("the watch of ResourceClaims is at resourceVersion %q, not yet at %s: %w", t.claims.observed,
+		version, context.Cause(ctx))
 }
 
 // tellWaiters lets those go on whose version has been reached. It must run after

@@ -14,7 +14,8 @@ import (
 // evaluates them in an attempt of its own. Searches look at the context instead.
 type evaluation struct{ budget *budget }
 
-// namespaceBudgets is how many pods' time those of one namespace have in a pass, those without an answer one. So no namespace keeps the pods of others from being woken.
+// namespaceBudgets is how many pods' time those of one namespace have in a pass, those without an answer one. So no namespace
+// keeps the pods of others from being woken.
 const namespaceBudgets = 4
 
 var _ allocator.Attempt = &evaluation{}

@@ -91,7 +91,9 @@ func (p *pass[T, K]) firstFree(ctx *budget, j *job[T, K], asks *Question, among 
 
 // firstEvictable looks for a node on which the devices would be free if others were evicted for the pod. Where that was so in the pod's
 // last attempt it is no news: either they are being evicted, see Nominated, or something besides devices keeps them from it.
-func (p *pass[T, K]) firstEvictable(ctx *budget, j *job[T, K], asks *Question, among *nodeSet, suitable func(*v1.Node) bool) (at int, a answer) {
+func (p *pass[T, K]) firstEvictable(ctx *budget, j *job[T, K], asks *Question, among *nodeSet,
+	suitable func(*v1.Node) bool,
+) (at int, a answer) {
 	if asks.Evicts == "" {
 		return -1, no
 	}
@@ -173,8 +175,8 @@ func (p *pass[T, K]) check(ctx *budget, asks *Question, node *v1.Node, view usag
 	return no
 }
 
-// take notes what the pod would take on the node with that usage. If it cannot be told, or is not certain to be tried, it is expected to take
-// nothing.
+// take notes what the pod would take on the node with that usage. If it cannot be told, or is not certain to
+// be tried, it is expected to take nothing.
 func (p *pass[T, K]) take(ctx *budget, j *job[T, K], asks *Question, node *v1.Node, view usage.View) {
 	if asks.Uncertain {
 		return
@@ -190,7 +192,10 @@ func (p *pass[T, K]) take(ctx *budget, j *job[T, K], asks *Question, node *v1.No
 }
 
 func (p *pass[T, K]) input(ctx *budget, asks *Question, node *v1.Node, view usage.View) allocator.Input {
-	return allocator.Input{Requests: asks.Requests, Node: node, Inventory: p.inventory, Usage: view, Policy: allocator.FirstFit, Attempt: &evaluation{ctx}}
+	return allocator.Input{
+		Requests: asks.Requests, Node: node, Inventory: p.inventory, Usage: view, Policy: allocator.FirstFit,
+		Attempt: &evaluation{ctx},
+	}
 }
 
 // budget is a context that ends at a time, without a timer: it is made for each pod, and the allocator looks at nothing but Err. It has no

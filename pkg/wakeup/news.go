@@ -126,8 +126,8 @@ func (r *Room[T, K]) NodeChanged(pod types.UID, node string) bool {
 	return true
 }
 
-// NodeRelieved tells that there may be more on a node of what is no device. Where others could have been evicted for the pod by what it needs
-// of devices, that may have been missing.
+// NodeRelieved tells that there may be more on a node of what is no device. Where others could have been evicted for the pod by what it
+// needs of devices, that may have been missing.
 func (r *Room[T, K]) NodeRelieved(pod types.UID, node string) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -137,8 +137,8 @@ func (r *Room[T, K]) NodeRelieved(pod types.UID, node string) {
 	}
 }
 
-// Nominated tells that others are being evicted from the node for the pod, as its last attempt decided; from none if node is empty. Each change
-// there is news from then on, and so is what changed since the attempt: somebody else may get what the evicted had.
+// Nominated tells that others are being evicted from the node for the pod, as its last attempt decided; from none if node is empty. Each
+// change there is news from then on, and so is what changed since the attempt: somebody else may get what the evicted had.
 func (r *Room[T, K]) Nominated(pod types.UID, node string) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -159,8 +159,8 @@ func (r *Room[T, K]) IsNominated(pod types.UID, node string) bool {
 	return w != nil && w.nominated == node && node != ""
 }
 
-// takeEvictable takes the node from those on which others could have been evicted for the pod in its last attempt. It returns nil if it is none
-// of them, else the waiter and the node's number. The caller holds mutex.
+// takeEvictable takes the node from those on which others could have been evicted for the pod in its last attempt. It returns nil if it is
+// none of them, else the waiter and the node's number. The caller holds mutex.
 func (r *Room[T, K]) takeEvictable(pod types.UID, node string) (*waiter[T, K], int) {
 	w := r.waiters[pod]
 	i, known := r.nodes.index[node]
@@ -247,8 +247,8 @@ func (c *change) addTo(out, of *nodeSet) {
 
 func (c *change) has(i int) bool { return c.many.has(i) || slices.Contains(c.few, i) }
 
-// takeNews takes the news and makes sense of them. Which nodes see a pool that is not for one node alone takes long to tell; who tells the room
-// something does not wait for that.
+// takeNews takes the news and makes sense of them. Which nodes see a pool that is not for one node alone takes long to tell; who tells
+// the room something does not wait for that.
 func (p *pass[T, K]) takeNews() []change {
 	r := p.room
 	r.mutex.Lock()

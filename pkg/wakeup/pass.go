@@ -67,7 +67,10 @@ type decision struct {
 // Pass looks at what has changed and has the pods woken that this may help, each as soon as that is known, in the order of the queue. It
 // returns when to call it again even if Wanted has no token; zero if there is no need.
 func (r *Room[T, K]) Pass(ctx context.Context, world World[T, K], send func(Wake[T])) (again time.Time) {
-	p := &pass[T, K]{ctx: ctx, room: r, world: &world, verdicts: map[string]*verdicts{}, coming: map[types.UID]int{}, used: map[string]time.Duration{}}
+	p := &pass[T, K]{
+		ctx: ctx, room: r, world: &world, verdicts: map[string]*verdicts{}, coming: map[types.UID]int{},
+		used: map[string]time.Duration{},
+	}
 	for _, wake := range r.begin(p) {
 		send(wake)
 	}
@@ -463,13 +466,14 @@ func (p *pass[T, K]) choose(j *job[T, K]) {
 }
 
 // isInVain tells whether the pod waits in vain for those that are being evicted for it: it was found to fit none of the nodes, even without
-// holders of lower priority, and the one that it is nominated to is among them. It may evict others elsewhere then, which had no sense before.
+// holders of lower priority, and the one that it is nominated to is among them. It may evict others
+// elsewhere then, which had no sense before.
 func (j *job[T, K]) isInVain(nodes *nodeSet) bool {
 	return j.nominated >= 0 && nodes.has(j.nominated) && !j.later.has(j.nominated) && !j.evictable.has(j.nominated)
 }
 
-// left is the time that is left for a pod. Those that had no answer in their last attempt have less of the namespace's, so that the others are
-// looked at, and not woken unseen.
+// left is the time that is left for a pod. Those that had no answer in their last attempt have less of the namespace's, so that the
+// others are looked at, and not woken unseen.
 func (p *pass[T, K]) left(j *job[T, K]) time.Duration {
 	budgets := time.Duration(namespaceBudgets)
 	if j.undecided {

@@ -22,8 +22,8 @@ type Options struct {
 	// 32 times as long. One that found a node which did not do after all is tried again at once, then after a 32nd of RetryAfter, which
 	// doubles up to as long as well. Default 5 s.
 	RetryAfter time.Duration
-	// Budget bounds how long the allocator is asked for one pod in one pass; all pods of a namespace have four times as much. What is not known
-	// then wakes the pod, unless its last attempt had no answer either: it waits for RetryAfter then. Default 50 ms.
+	// Budget bounds how long the allocator is asked for one pod in one pass; all pods of a namespace have four times as much. What is not
+	// known then wakes the pod, unless its last attempt had no answer either: it waits for RetryAfter then. Default 50 ms.
 	Budget time.Duration
 	// OnOutcome is called for each wake-up once it is known whether it led to a placement. It must not call the room.
 	OnOutcome func(cause Cause, placed bool)

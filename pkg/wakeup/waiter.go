@@ -98,8 +98,8 @@ func (q *Question) knowsMoreThan(earlier *Question) bool {
 	return false
 }
 
-// shapeOf tells apart what different requests of one namespace ask for. With one inventory, requests of equal shape fit the same nodes. It is made
-// from the claims and not from what was compiled, so that it cannot lack what the compiler learns later.
+// shapeOf tells apart what different requests of one namespace ask for. With one inventory, requests of equal shape fit the same nodes. It
+// is made from the claims and not from what was compiled, so that it cannot lack what the compiler learns later.
 func (q *Question) shapeOf() string {
 	if q.shape == "" {
 		var key []byte
@@ -206,8 +206,8 @@ type ownChanges struct{ claimsChanged, podChanged, retry bool }
 
 // tries says when a pod is tried again although nothing has changed.
 type tries struct {
-	// retries counts attempts after which it is tried again by and by, and losses those in which it lost its node, in a row. retryAt is when to
-	// try again; zero if there is no need. undecided tells that the last attempt had no answer.
+	// retries counts attempts after which it is tried again by and by, and losses those in which it lost its node, in a row. retryAt is when
+	// to try again; zero if there is no need. undecided tells that the last attempt had no answer.
 	retries, losses int
 	retryAt         time.Time
 	undecided       bool

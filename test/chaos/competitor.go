@@ -69,7 +69,8 @@ func (b *bench) awaitOwnership(ctx context.Context, n int) error {
 
 // endOwnership removes the rules, as the schedulers that could are gone.
 func (b *bench) endOwnership(ctx context.Context) error {
-	err := b.cluster.AdminClient().ResourceV1().DeviceTaintRules().DeleteCollection(context.WithoutCancel(ctx), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: ownershipLabel})
+	err := b.cluster.AdminClient().ResourceV1().DeviceTaintRules().
+		DeleteCollection(context.WithoutCancel(ctx), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: ownershipLabel})
 	if err != nil {
 		return fmt.Errorf("removing the rules that keep other schedulers off: %w", err)
 	}

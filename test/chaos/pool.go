@@ -171,7 +171,8 @@ func createNode(ctx context.Context, client kubernetes.Interface, name string) e
 		return fmt.Errorf("creating node %s: %w", name, err)
 	}
 	// Admission taints every new node as not ready; the controller that takes the taint away takes its time.
-	if _, err := client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"taints":null}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"taints":null}}`),
+		metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("removing the taints of node %s: %w", name, err)
 	}
 	return nil

@@ -302,7 +302,8 @@ const saysNo = 3
 
 // stowage runs kubectl stowage on the cluster, and shows the command with what it prints. It is an error if it exits with another code.
 func (d *demo) stowage(ctx context.Context, want int, args ...string) error {
-	command := exec.CommandContext(ctx, filepath.Join(d.root, "bin", "kubectl-stowage"), append(args, "--kubeconfig", d.lab.AdminKubeconfig())...)
+	command := exec.CommandContext(ctx, filepath.Join(d.root, "bin", "kubectl-stowage"),
+		append(args, "--kubeconfig", d.lab.AdminKubeconfig())...)
 	var failed strings.Builder
 	command.Stdout, command.Stderr = d.out, &failed
 	fmt.Fprintf(d.out, "$ kubectl stowage %s\n", strings.Join(args, " "))

@@ -52,10 +52,11 @@ func flags(d *demo, set *flag.FlagSet) {
 		d.nodes, err = parseNodes(text)
 		return err
 	})
-	set.Func("examples", "with -lab, the `examples` to run, such as one-gpu,shared-claim, or none. The default is all", func(text string) (err error) {
-		d.examples, err = parseExamples(text)
-		return err
-	})
+	set.Func("examples", "with -lab, the `examples` to run, such as one-gpu,shared-claim, or none. The default is all",
+		func(text string) (err error) {
+			d.examples, err = parseExamples(text)
+			return err
+		})
 	set.Usage = func() {
 		fmt.Fprint(set.Output(), usage)
 		set.PrintDefaults()
@@ -66,7 +67,8 @@ func flags(d *demo, set *flag.FlagSet) {
 const labShows = "the kubeconfig, the logs, the agents' PIDs and state, the simulators' sockets and the way into the node are"
 
 const usage = `Starts a real Kubernetes cluster on this machine, lets Stowage place the example pods on simulated GPUs, and shows what
-each container saw beside what was allocated. Needs bin/scheduler, bin/node-agent and bin/kubectl-stowage: run ` + "`make build`" + ` first, or ` + "`make demo`" + `.
+each container saw beside what was allocated. Needs bin/scheduler, bin/node-agent and bin/kubectl-stowage: run ` +
+	"`make build`" + ` first, or ` + "`make demo`" + `.
 
 Exit status: 0 if everything was as it should be, also when -lab is ended by Ctrl-C; 1 otherwise.
 

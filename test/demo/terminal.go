@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// takeTerminal makes this process alone the one that a Ctrl-C of the terminal reaches, and not make or go run, which would call it an error. It
-// does nothing where there is no terminal. The result gives the terminal back.
+// takeTerminal makes this process alone the one that a Ctrl-C of the terminal reaches, and not make or go run, which would call it an
+// error. It does nothing where there is no terminal. The result gives the terminal back.
 func takeTerminal() (restore func()) {
 	fd := int(os.Stdin.Fd())
 	before, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)

@@ -91,7 +91,9 @@ func (l *Lab) StartStowage(ctx context.Context) (*localcluster.Scheduler, error)
 // WaitForPods waits until each of the namespace's pods with the names meets the
 // condition. An error of the condition ends the wait, and so does a pod that is
 // not there; what could not be read for another reason is read again.
-func (l *Lab) WaitForPods(ctx context.Context, namespace string, names []string, what string, timeout time.Duration, condition func(*corev1.Pod) (bool, error)) ([]*corev1.Pod, error) {
+func (l *Lab) WaitForPods(ctx context.Context, namespace string, names []string, what string, timeout time.Duration,
+	condition func(*corev1.Pod) (bool, error),
+) ([]*corev1.Pod, error) {
 	pods := make([]*corev1.Pod, len(names))
 	var waiting string
 	var unread error
@@ -116,7 +118,8 @@ func (l *Lab) WaitForPods(ctx context.Context, namespace string, names []string,
 		return true, nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("waiting for pods to be %s: %w; still waiting for %s%s", what, both(err, unread), waiting, l.eventsOf(namespace, waiting))
+		return nil, fmt.Errorf("waiting for pods to be %s: %w; still waiting for %s%s", what, both(err, unread), waiting,
+			l.eventsOf(namespace, waiting))
 	}
 	return pods, nil
 }
@@ -208,7 +211,8 @@ func (l *Lab) WaitForSlices(ctx context.Context, node string, count int) error {
 	var unread error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, slicesTimeout, true, func(ctx context.Context) (bool, error) {
 		var slices *resourceapi.ResourceSliceList
-		if slices, unread = l.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}); unread != nil {
+		if slices, unread = l.client.ResourceV1().ResourceSlices().
+			List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}); unread != nil {
 			return false, nil
 		}
 		published = 0

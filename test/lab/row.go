@@ -115,7 +115,9 @@ func difference[K cmp.Ordered](what string, want map[K]bool, got []K) error {
 // allocation collects the results of all claims of a pod that its first container
 // uses, and checks that each claim is reserved for it. The first container of a pod
 // with claims in its spec uses all of those.
-func (l *Lab) allocation(ctx context.Context, pod *corev1.Pod) (claims []string, results []resourceapi.DeviceRequestAllocationResult, err error) {
+func (l *Lab) allocation(ctx context.Context,
+	pod *corev1.Pod,
+) (claims []string, results []resourceapi.DeviceRequestAllocationResult, err error) {
 	for i := range pod.Spec.ResourceClaims {
 		name, mustBeOwned, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
@@ -184,7 +186,10 @@ func (l *Lab) Rows(ctx context.Context, pods []*corev1.Pod) []Row {
 	for _, pod := range pods {
 		node, ok := l.nodes[pod.Spec.NodeName]
 		if !ok {
-			rows = append(rows, Row{Pod: pod.Name, Node: pod.Spec.NodeName, Err: fmt.Errorf("pod %s runs on node %q, which is none of ours", pod.Name, pod.Spec.NodeName)})
+			rows = append(rows, Row{
+				Pod: pod.Name, Node: pod.Spec.NodeName,
+				Err: fmt.Errorf("pod %s runs on node %q, which is none of ours", pod.Name, pod.Spec.NodeName),
+			})
 			continue
 		}
 		if _, ok := found[node.name]; !ok {

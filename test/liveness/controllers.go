@@ -37,7 +37,8 @@ const (
 const lookAgain = 30 * time.Second
 
 // controllers are who else acts in a cluster: kube-controller-manager's controllers for claims and for groups, the real ones; the garbage
-// collector, which deletes the claims of pods and groups that are gone; kubelets, which end pods that are being deleted; and who attaches devices.
+// collector, which deletes the claims of pods and groups that are gone; kubelets, which end pods that are
+// being deleted; and who attaches devices.
 type controllers struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -89,7 +90,8 @@ func hear[T any](informer cache.SharedIndexInformer, fn func(T)) {
 	}
 }
 
-// after calls fn when a time has passed, unless the history ends before. A timer that outlives its bubble keeps the whole history in memory.
+// after calls fn when a time has passed, unless the history ends before. A timer that outlives its
+// bubble keeps the whole history in memory.
 func after(ctx context.Context, wait time.Duration, fn func()) {
 	timer := time.AfterFunc(wait, fn)
 	context.AfterFunc(ctx, func() { timer.Stop() })
@@ -110,7 +112,8 @@ func collectGarbage(ctx context.Context, client kubernetes.Interface, object run
 		}
 		for _, claim := range list.Items {
 			if owner := metav1.GetControllerOf(&claim); owner != nil && owner.UID == gone.GetUID() && claim.DeletionTimestamp == nil {
-				_ = client.ResourceV1().ResourceClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &claim.UID}})
+				_ = client.ResourceV1().ResourceClaims(claim.Namespace).
+					Delete(ctx, claim.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &claim.UID}})
 			}
 		}
 	})
@@ -148,9 +151,10 @@ func pendingIn(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllo
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(claim.Status.Allocation.Devices.Results), func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return len(r.BindingConditions) == 0 || strings.HasPrefix(r.Device, unready) || slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
-			return d.Pool == r.Pool && d.Device == r.Device
-		})
+		return len(r.BindingConditions) == 0 || strings.HasPrefix(r.Device, unready) ||
+			slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+				return d.Pool == r.Pool && d.Device == r.Device
+			})
 	})
 }
 

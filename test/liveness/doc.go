@@ -10,10 +10,10 @@
 // eviction and deallocation of that one is a difference, and so is what no rest may have: a device held twice, or
 // held for nobody.
 //
-// Chance is no difference. kube-scheduler places the first pod of a group with what is best for it alone, and begins with another node at each
-// attempt; so it may try a group for ever and never find the node that suits all. Where the old scheduler still tries groups, a new one is
-// started from the same state with each node as the first one, and only what it does every time counts. Who sleeps though it could run, or could
-// have others evicted, is found from each node.
+// Chance is no difference. kube-scheduler places the first pod of a group with what is best for it alone, and begins with another node at
+// each attempt; so it may try a group for ever and never find the node that suits all. Where the old scheduler still tries groups, a new
+// one is started from the same state with each node as the first one, and only what it does every time counts. Who sleeps though it could
+// run, or could have others evicted, is found from each node.
 //
 // Random scenarios come from [Random]; what fails is made small by [Shrink] and printed as code, which can be pasted
 // into the table of TestScenarios.

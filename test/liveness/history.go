@@ -328,8 +328,8 @@ func (h *history) note(w memoryapi.Write) {
 	}
 }
 
-// isGroupCondition tells whether a write says why a group waits, or a pod of it. That depends on the node at which kube-scheduler begins, so it
-// changes as often as the group is tried, and is as little unrest.
+// isGroupCondition tells whether a write says why a group waits, or a pod of it. That depends on the node at which kube-scheduler begins,
+// so it changes as often as the group is tried, and is as little unrest.
 func isGroupCondition(w memoryapi.Write) bool {
 	if !strings.HasPrefix(w.Client, "scheduler") {
 		return false

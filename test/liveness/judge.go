@@ -150,7 +150,8 @@ func (h *history) isLeftBehind(claim resourceapi.ResourceClaim, pod v1.Pod, pods
 // isReserved tells whether a claim, which may be none, is reserved for a pod.
 func isReserved(claim runtime.Object, pod v1.Pod) bool {
 	c, ok := claim.(*resourceapi.ResourceClaim)
-	return ok && slices.ContainsFunc(c.Status.ReservedFor, func(user resourceapi.ResourceClaimConsumerReference) bool { return user.UID == pod.UID })
+	return ok &&
+		slices.ContainsFunc(c.Status.ReservedFor, func(user resourceapi.ResourceClaimConsumerReference) bool { return user.UID == pod.UID })
 }
 
 // waitsForADeletion tells whether a pod waits for one that its user has deleted and that has not ended: preemption took that one for a
@@ -176,9 +177,9 @@ const startsPerNode = 4
 // judgeSuccessor returns what a new scheduler does that the old one has not done.
 //
 // A group is tried pod by pod, and where its first pod goes is decided by the node with which kube-scheduler begins, which moves with each
-// attempt. On one node the second pod finds what it needs, on another one it does not; nobody looks for both together. So the old scheduler may
-// try a group again and again and always begin at the wrong node, where a new one begins at another one. What it did was possible if a new
-// scheduler that begins at some node does nothing, either. That excuses nobody who sleeps: it counts only while the old one still tries
+// attempt. On one node the second pod finds what it needs, on another one it does not; nobody looks for both together. So the old scheduler
+// may try a group again and again and always begin at the wrong node, where a new one begins at another one. What it did was possible if a
+// new scheduler that begins at some node does nothing, either. That excuses nobody who sleeps: it counts only while the old one still tries
 // groups, and what can be had for a pod that sleeps, a new scheduler gets wherever it begins.
 func (h *history) judgeSuccessor(atRest *memoryapi.Server) []string {
 	h.mutex.Lock()
@@ -260,9 +261,9 @@ func (h *history) nominate(change func(pod *v1.Pod)) {
 	}
 }
 
-// judgeNominations returns what a new scheduler would do if pods were not nominated that wait for nobody. It believes in their nominations as the
-// old one did. A nominated pod waits for pods of lower priority to end on that node, and for nobody else: others may take as long as they like. With
-// groups chance may have its way, see judgeSuccessor.
+// judgeNominations returns what a new scheduler would do if pods were not nominated that wait for nobody. It believes in their nominations
+// as the old one did. A nominated pod waits for pods of lower priority to end on that node, and for nobody else: others may take as long as
+// they like. With groups chance may have its way, see judgeSuccessor.
 func (h *history) judgeNominations(atRest *memoryapi.Server, waits map[string]string) (differences []string) {
 	if len(waits) == 0 || h.scenario.Groups {
 		return nil
@@ -275,7 +276,8 @@ func (h *history) judgeNominations(atRest *memoryapi.Server, waits map[string]st
 	})
 	h.count("waits in vain")
 	for _, does := range h.secondLook() {
-		differences = append(differences, fmt.Sprintf("%s that does not know for which nodes pods are nominated where nobody ends for them: %v", does, waits))
+		differences = append(differences,
+			fmt.Sprintf("%s that does not know for which nodes pods are nominated where nobody ends for them: %v", does, waits))
 	}
 	return differences
 }
@@ -291,7 +293,8 @@ func (h *history) waitsInVain() map[string]string {
 	for _, pod := range pods.Items {
 		node := pod.Status.NominatedNodeName
 		if pod.Spec.NodeName == "" && node != "" && !slices.ContainsFunc(pods.Items, func(other v1.Pod) bool {
-			return other.Spec.NodeName == node && other.DeletionTimestamp != nil && corev1helpers.PodPriority(&other) < corev1helpers.PodPriority(&pod)
+			return other.Spec.NodeName == node && other.DeletionTimestamp != nil &&
+				corev1helpers.PodPriority(&other) < corev1helpers.PodPriority(&pod)
 		}) {
 			waits[pod.Name] = node
 		}
@@ -314,8 +317,8 @@ type groupWork struct {
 	tries, refusals int
 }
 
-// groupWork returns it. Reserve refuses a pod of a group whose trial has given it devices only if something has changed in between. The counter is
-// the process's, in which one history is played at a time, as [switchGroups] is for all, too.
+// groupWork returns it. Reserve refuses a pod of a group whose trial has given it devices only if something has changed in between. The
+// counter is the process's, in which one history is played at a time, as [switchGroups] is for all, too.
 func (h *history) groupWork() *groupWork {
 	h.mutex.Lock()
 	w := &groupWork{at: time.Now(), tries: h.groups.tries}
@@ -337,7 +340,8 @@ func (h *history) groupWork() *groupWork {
 	return w
 }
 
-// triesPerMinute is how often a group that waits may be tried at rest: by kube-scheduler's queue each ten seconds, and by time less and less often.
+// triesPerMinute is how often a group that waits may be tried at rest: by kube-scheduler's queue each ten
+// seconds, and by time less and less often.
 const triesPerMinute = 7
 
 // judgeGroupWork says whether groups have been tried too often since.

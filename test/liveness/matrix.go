@@ -82,8 +82,8 @@ var aftermaths = map[string][]Step{
 	", both deleted later":   {Wait{20 * time.Second}, Delete{Pod: "p"}, Delete{Pod: "q"}, DeleteGroup{Name: "g"}, settle},
 }
 
-// needsFence tells whether only the fence keeps devices from being held twice: what a process that is dead wrote, and what comes late, nobody else
-// sees.
+// needsFence tells whether only the fence keeps devices from being held twice: what a process that is dead
+// wrote, and what comes late, nobody else sees.
 func needsFence(s Scenario) bool {
 	return s.NoFence && slices.ContainsFunc(s.Steps, func(step Step) bool {
 		fail, ok := step.(Fail)
@@ -99,7 +99,10 @@ func matrix(situation Scenario, writes []request, undoing int) []Scenario {
 		if count[write]++; i < undoing {
 			continue
 		}
-		for _, fault := range []memoryapi.Fault{memoryapi.None, memoryapi.Refused, memoryapi.Conflict, memoryapi.NoAnswer, memoryapi.Lost, memoryapi.Late, memoryapi.Slow} {
+		for _, fault := range []memoryapi.Fault{
+			memoryapi.None, memoryapi.Refused, memoryapi.Conflict, memoryapi.NoAnswer, memoryapi.Lost,
+			memoryapi.Late, memoryapi.Slow,
+		} {
 			for _, kill := range []Kill{Never, Before, After} {
 				if fault == memoryapi.None && kill == Never {
 					continue // nothing fails

@@ -70,7 +70,8 @@ func Random(seed uint64) Scenario {
 type generator struct {
 	*rand.Rand
 	Scenario
-	more                                                                        *rand.Rand // for what came later: what it decides leaves the rest of a seed's history as it was
+	// for what came later: what it decides leaves the rest of a seed's history as it was
+	more                                                                        *rand.Rand
 	preempting, sharing, extended, changing, failing, delayed, guarded, growing bool
 	kinds                                                                       int
 	pods, claims, groups                                                        []string
@@ -128,7 +129,8 @@ func (g *generator) step() Step {
 			}
 		case 7:
 			if g.sharing {
-				return pick[Step](g, DeleteClaim{Name: pick(g, g.claims...)}, Deallocate{Claim: pick(g, g.claims...)}, Claim{Name: pick(g, g.claims...), Ask: g.ask()})
+				return pick[Step](g, DeleteClaim{Name: pick(g, g.claims...)}, Deallocate{Claim: pick(g, g.claims...)},
+					Claim{Name: pick(g, g.claims...), Ask: g.ask()})
 			}
 		case 8, 9:
 			if g.changing {
@@ -161,15 +163,22 @@ func (g *generator) step() Step {
 	}
 }
 
-// addOfAnother adds what another scheduler does with a shared claim: it reserves it for a pod of its own, takes that back, or its pod is deleted.
+// addOfAnother adds what another scheduler does with a shared claim: it reserves it for a pod of its
+// own, takes that back, or its pod is deleted.
 func (g *generator) addOfAnother() {
 	claim, pod := g.claims[g.more.IntN(len(g.claims))], fmt.Sprintf("another-%d", g.more.IntN(2))
 	reserve := []Step{Pod{Name: pod, Claims: []string{claim}, Foreign: true}, Reserve{Claim: claim, Pod: pod}}
-	steps := [][]Step{reserve, reserve, {Unreserve{Claim: claim, Pod: pod}}, {Unreserve{Claim: claim, Pod: pod}}, {Delete{Pod: pod, Now: true}}}
+	steps := [][]Step{
+		reserve, reserve,
+		{Unreserve{Claim: claim, Pod: pod}},
+		{Unreserve{Claim: claim, Pod: pod}},
+		{Delete{Pod: pod, Now: true}},
+	}
 	g.Steps = append(g.Steps, steps[g.more.IntN(len(steps))]...)
 }
 
-// group is a group of two pods, each of which uses what is common to both and, or, a claim of its own. Which of the three comes first is random.
+// group is a group of two pods, each of which uses what is common to both and, or, a claim of its own.
+// Which of the three comes first is random.
 func (g *generator) group() Step {
 	group := Group{Name: fmt.Sprintf("g%d", len(g.groups)), Gang: pick(g, 0, 2, 2), Whole: g.one(3)}
 	g.groups = append(g.groups, group.Name)
@@ -263,9 +272,10 @@ func (g *generator) ask() Ask {
 	}
 }
 
-// contest is about two nodes with few GPUs and pods that take them from each other: who is evicted takes long to end, others are deleted meanwhile,
-// and what the evicted leave goes to somebody else, or is tainted. Of all that can be special little happens besides, because much of it has to come
-// together: two nominees, one of which the API does not show; a pod of higher priority that ends beside one that was evicted.
+// contest is about two nodes with few GPUs and pods that take them from each other: who is evicted takes long to end, others
+// are deleted meanwhile, and what the evicted leave goes to somebody else, or is tainted. Of all that can be special little
+// happens besides, because much of it has to come together: two nominees, one of which the API does not show; a pod of higher
+// priority that ends beside one that was evicted.
 func (g *generator) contest() Scenario {
 	g.kinds, g.preempting = whole, true
 	g.Nodes = []Node{{Name: "node-0", GPUs: 2}, {Name: "node-1", GPUs: 1 + g.IntN(2), Late: g.one(2)}}
@@ -275,7 +285,10 @@ func (g *generator) contest() Scenario {
 			pod := Pod{Name: g.podName(), Priority: pick[int32](g, 0, 0, 10, 20), Ask: Ask{GPUs: pick(g, 1, 1, 2)}}
 			pod.Grace = pick(g, 0, 10*time.Second, 30*time.Second, 24*time.Hour, 24*time.Hour)
 			if pod.Priority > 0 && g.one(3) {
-				g.add(Fail{Verb: "patch", What: "pods/status", Times: 1, With: pick(g, memoryapi.Lost, memoryapi.Lost, memoryapi.Refused, memoryapi.Late)})
+				g.add(Fail{
+					Verb: "patch", What: "pods/status", Times: 1,
+					With: pick(g, memoryapi.Lost, memoryapi.Lost, memoryapi.Refused, memoryapi.Late),
+				})
 			}
 			g.add(pod)
 		case 4, 5, 6:
@@ -337,7 +350,10 @@ func (g *generator) fail() Step {
 	if verb[0] != "get" {
 		faults = append(faults, memoryapi.Conflict, memoryapi.NoAnswer, memoryapi.Late, memoryapi.Slow)
 	}
-	fail := Fail{Verb: verb[0], What: verb[1], With: pick(g, faults...), Times: pick(g, 1, 1, 2, 5), Kill: pick(g, Never, Never, Never, Before, After)}
+	fail := Fail{
+		Verb: verb[0], What: verb[1], With: pick(g, faults...), Times: pick(g, 1, 1, 2, 5),
+		Kill: pick(g, Never, Never, Never, Before, After),
+	}
 	if g.NoFence && fail.With == memoryapi.Late {
 		fail.Kill = Never // what a process that is dead wrote, and what comes late, only the fence sees
 	}
@@ -351,5 +367,6 @@ func (g *generator) delay() Step {
 		held = append(held, "podgroups")
 	}
 	resource := pick(g, held...)
-	return pick[Step](g, Hold{Resource: resource}, Hold{Resource: resource}, Release{Resource: resource}, Release{Resource: resource}, Reconnect{}, Reconnect{Expired: true})
+	return pick[Step](g, Hold{Resource: resource}, Hold{Resource: resource}, Release{Resource: resource}, Release{Resource: resource},
+		Reconnect{}, Reconnect{Expired: true})
 }

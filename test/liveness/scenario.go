@@ -64,8 +64,8 @@ type Pod struct {
 	Name     string
 	Priority int32
 	Grace    time.Duration
-	// Ask is for a claim of its own, made from a template, Claims are claims that several pods may use, one perhaps twice, and Extended is how many
-	// nvidia.com/gpu it asks for, ExtendedHalves how many nvidia.com/half.
+	// Ask is for a claim of its own, made from a template, Claims are claims that several pods may use, one perhaps twice, and Extended is how
+	// many nvidia.com/gpu it asks for, ExtendedHalves how many nvidia.com/half.
 	Ask            Ask
 	Claims         []string
 	Extended       int

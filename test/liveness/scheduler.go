@@ -47,7 +47,10 @@ const configFile = "../../manifests/scheduler-config/second-scheduler.yaml"
 const schedulerName = "stowage"
 
 // loadConfig reads the shipped configuration, with groups and without: the default plugins depend on that.
-var loadConfig = map[bool]func() (*schedulerconfig.KubeSchedulerConfiguration, error){false: sync.OnceValues(readConfig), true: sync.OnceValues(readConfig)}
+var loadConfig = map[bool]func() (*schedulerconfig.KubeSchedulerConfiguration, error){
+	false: sync.OnceValues(readConfig),
+	true:  sync.OnceValues(readConfig),
+}
 
 func readConfig() (*schedulerconfig.KubeSchedulerConfiguration, error) {
 	return options.LoadConfigFromFile(klog.Background(), configFile)

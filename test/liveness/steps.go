@@ -69,7 +69,8 @@ func (d Deallocate) do(h *history) {
 	}
 	for _, user := range claim.Status.ReservedFor {
 		if user.Resource == "podgroups" {
-			if group, err := h.user.SchedulingV1beta1().PodGroups(namespace).Get(h.ctx, user.Name, metav1.GetOptions{}); err == nil && group.UID == user.UID {
+			if group, err := h.user.SchedulingV1beta1().PodGroups(namespace).Get(h.ctx, user.Name, metav1.GetOptions{}); err == nil &&
+				group.UID == user.UID {
 				return // its pods run, or are about to
 			}
 		}
@@ -114,7 +115,9 @@ func (h *history) foreign(name string) *v1.Pod {
 }
 
 // changeUsers changes for whom an allocated claim is reserved.
-func (h *history) changeUsers(name string, change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference) {
+func (h *history) changeUsers(name string,
+	change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference,
+) {
 	claims := h.user.ResourceV1().ResourceClaims(namespace)
 	claim, err := claims.Get(h.ctx, name, metav1.GetOptions{})
 	if err != nil || claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
@@ -144,7 +147,10 @@ func (t Taint) do(h *history) {
 	if i < 0 {
 		return
 	}
-	slice.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{Key: "sick", Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: &metav1.Time{Time: time.Now()}}}
+	slice.Spec.Devices[i].Taints = []resourceapi.DeviceTaint{{
+		Key: "sick", Effect: resourceapi.DeviceTaintEffectNoSchedule,
+		TimeAdded: &metav1.Time{Time: time.Now()},
+	}}
 	if t.Lifted {
 		slice.Spec.Devices[i].Taints = nil
 	}

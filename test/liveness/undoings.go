@@ -9,8 +9,8 @@ import (
 	"stowage.dev/stowage/test/liveness/memoryapi"
 )
 
-// undoings are the situations in which a scheduler takes back what it, or one before it, wrote. The writes that fail come after the first one that a
-// situation has fail itself, or after its step [Undo].
+// undoings are the situations in which a scheduler takes back what it, or one before it, wrote. The writes that fail come after the first
+// one that a situation has fail itself, or after its step [Undo].
 var undoings = map[string]Scenario{
 	"a claim is shared, and a binding is refused": {
 		Nodes: []Node{{Name: "a", GPUs: 2}, {Name: "b", GPUs: 2}},

@@ -71,8 +71,8 @@ type Kubelet struct {
 // workers is how many pods are served at once.
 const workers = 16
 
-// Start registers the node and begins to serve pods. The kubelet lives until Stop is called or ctx ends; Stop must be called in either case, as
-// it waits for the end.
+// Start registers the node and begins to serve pods. The kubelet lives until Stop is called or ctx ends; Stop must be called
+// in either case, as it waits for the end.
 func Start(ctx context.Context, config *rest.Config, options Options) (*Kubelet, error) {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // it stands for one node, but tests want it fast

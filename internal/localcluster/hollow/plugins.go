@@ -19,13 +19,14 @@ import (
 	"stowage.dev/stowage/pkg/draclient"
 )
 
-// rescanInterval is how often the registrars are looked at when nothing has changed in their folder: to try those again that did not answer.
+// rescanInterval is how often the registrars are looked at when nothing has changed in their folder: to try those again that did not
+// answer.
 const rescanInterval = time.Second
 
 func registryFolder(root string) string { return filepath.Join(root, "plugins_registry") }
 
-// pluginWatcher keeps the registry equal to the sockets in a folder, as the kubelet's plugin manager does: a socket that appears is asked and
-// registered, one that disappears is deregistered, and one that was made anew is both.
+// pluginWatcher keeps the registry equal to the sockets in a folder, as the kubelet's plugin manager does: a socket that appears is asked
+// and registered, one that disappears is deregistered, and one that was made anew is both.
 type pluginWatcher struct {
 	folder     string
 	registry   *draclient.Registry

@@ -32,7 +32,8 @@ func (a Agent) withDefaults() Agent {
 	return a
 }
 
-// StartAgent starts the node agent, with these arguments after its own, and waits until it says that it is ready. It is an error if one runs.
+// StartAgent starts the node agent, with these arguments after its own, and waits until it says that
+// it is ready. It is an error if one runs.
 func (n *Node) StartAgent(ctx context.Context, args ...string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -83,9 +83,9 @@ type Node struct {
 	stopErr  error
 }
 
-// Start starts a node and waits until it is Ready, and until its agent runs. It is stopped by Stop, by the cluster's Stop, or when ctx ends;
-// Stop must be called in each case, as it waits for the end and tells what was left. When Start fails it has stopped what it had
-// started.
+// Start starts a node and waits until it is Ready, and until its agent runs. It is stopped by Stop, by the cluster's
+// Stop, or when ctx ends; Stop must be called in each case, as it waits for the end and tells what was left. When Start
+// fails it has stopped what it had started.
 func Start(ctx context.Context, cluster *localcluster.Cluster, options Options) (*Node, error) {
 	if err := checkMachine(); err != nil {
 		return nil, fmt.Errorf("starting node %s: %w", options.Name, err)
@@ -182,7 +182,10 @@ func (n *Node) enclose(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	spec := enclosure.Spec{Binds: slices.Concat(n.layout.shared(), settings, n.options.Binds, numa, []enclosure.Bind{bootID}), Cgroup: n.cgroup}
+	spec := enclosure.Spec{
+		Binds:  slices.Concat(n.layout.shared(), settings, n.options.Binds, numa, []enclosure.Bind{bootID}),
+		Cgroup: n.cgroup,
+	}
 	n.enclosure, err = enclosure.Start(ctx, janitor, n.layout.dir, spec)
 	return err
 }

@@ -11,8 +11,8 @@ import (
 	"stowage.dev/stowage/pkg/agent/podresources"
 )
 
-// gpuResource are the names by which device plugins offer NVIDIA's GPUs: whole ones, replicas, MIG devices, and those for virtual machines, which
-// KubeVirt's plugin names as pci.ids does (nvidia.com/GA102GL_A10, nvidia.com/2330). NICs have the prefix, too: nvidia.com/hostdev.
+// gpuResource are the names by which device plugins offer NVIDIA's GPUs: whole ones, replicas, MIG devices, and those for virtual machines,
+// which KubeVirt's plugin names as pci.ids does (nvidia.com/GA102GL_A10, nvidia.com/2330). NICs have the prefix, too: nvidia.com/hostdev.
 var gpuResource = regexp.MustCompile(`^nvidia\.com/(gpu|pgpu|vgpu|mig-|[A-Z0-9])`)
 
 // MayBeGPU tells whether a device of a device plugin can be one of the node's GPUs, by the form of its ID or its resource's name.

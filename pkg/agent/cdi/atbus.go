@@ -9,8 +9,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// atBus is a library that finds one GPU, or a MIG device of it, at the GPU's PCI address. nvcdi asks for it by UUID, and NVML looks for a UUID
-// on all GPUs: if any has fallen off the bus no other is found (nvml.h, nvmlDeviceGetHandleByUUID).
+// atBus is a library that finds one GPU, or a MIG device of it, at the GPU's PCI address. nvcdi asks for it by UUID, and NVML looks for a
+// UUID on all GPUs: if any has fallen off the bus no other is found (nvml.h, nvmlDeviceGetHandleByUUID).
 type atBus struct {
 	nvml.Interface
 	busID string

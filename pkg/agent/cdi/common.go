@@ -18,8 +18,9 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// What nvcdi has found of the driver's files counts for firstAge, if all of it is there still: the driver may be half installed. With each look
-// that finds the same it counts twice as long, commonAge at most. What comes later, such as the socket of a daemon, is found after that.
+// What nvcdi has found of the driver's files counts for firstAge, if all of it is there still: the driver may be half
+// installed. With each look that finds the same it counts twice as long, commonAge at most. What comes later, such as the
+// socket of a daemon, is found after that.
 const (
 	firstAge  = 10 * time.Second
 	commonAge = 5 * time.Minute

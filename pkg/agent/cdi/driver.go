@@ -42,8 +42,8 @@ type DriverOptions struct {
 	ProcRoot string
 	// LoadModule loads a module of the host's kernel that the driver needs and that nobody has loaded yet. Without it such a claim waits.
 	LoadModule func(ctx context.Context, module string) error
-	// MakeNode makes a device node of the driver's in the host's /dev where there is none ([MakeNode]), for containers in a user namespace. Without it,
-	// and where it fails, they can have what is there.
+	// MakeNode makes a device node of the driver's in the host's /dev where there is none ([MakeNode]), for containers in a user namespace.
+	// Without it, and where it fails, they can have what is there.
 	MakeNode func(path string, major, minor uint32, mode fs.FileMode) error
 	// HookPath is an nvidia-cdi-hook program of the host's; empty means nvcdi's default.
 	HookPath string

@@ -70,7 +70,8 @@ func (d *Driver) completeGPU(edits *specs.ContainerEdits, gpu GPU) error {
 	}
 	nodes, err := d.numbers.partition(d.library(gpu), gpu)
 	if err != nil {
-		return fmt.Errorf("in %s there is [%s], and a MIG device needs two nodes there, of its GPU instance and of its compute instance: %w", capsFolder, strings.Join(caps, " "), err)
+		return fmt.Errorf("in %s there is [%s], and a MIG device needs two nodes there, of its GPU instance and of its compute instance: %w",
+			capsFolder, strings.Join(caps, " "), err)
 	}
 	edits.DeviceNodes = append(others, nodes...)
 	return nil

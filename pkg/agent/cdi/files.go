@@ -67,7 +67,8 @@ func (s *Store) devicesOf(claim types.UID) ([]string, error) {
 		// Those of shares have a fourth part, and one device several of them.
 		parts := strings.Split(device.Name, "_")
 		if len(parts) != 3 && len(parts) != 4 || parts[0] != string(claim) {
-			return nil, fmt.Errorf("CDI specification %s: devices: name %q: want <claim>_<request>_<device> or <claim>_<request>_<device>_<share>, of claim %s", path, device.Name, claim)
+			return nil, fmt.Errorf("CDI specification %s: devices: name %q: want <claim>_<request>_<device> or "+
+				"<claim>_<request>_<device>_<share>, of claim %s", path, device.Name, claim)
 		}
 		if !slices.Contains(devices, parts[2]) {
 			devices = append(devices, parts[2])

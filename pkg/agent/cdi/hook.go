@@ -32,11 +32,11 @@ const (
 	memoryLimitsHook = "apply-cuda-memory-limits"
 )
 
-// Hook is the program nvidia-cdi-hook that lies beside the agent and is brought to where the container runtime finds it: into the folder bin of the
-// agent's state folder. A pod with hostUsers: false has its hooks run in its user namespace, where the host's root is nobody, so whoever it is must be
-// able to run it; the kubelet's folder of plugins (0750) is closed to them. Where no program runs, as on a host with /var mounted noexec, other pods get
-// theirs from the plugin's folder. The version is in the file's name, since containers that start again are prepared with the program that their
-// specification names.
+// Hook is the program nvidia-cdi-hook that lies beside the agent and is brought to where the container runtime finds it: into the folder
+// bin of the agent's state folder. A pod with hostUsers: false has its hooks run in its user namespace, where the host's root is nobody, so
+// whoever it is must be able to run it; the kubelet's folder of plugins (0750) is closed to them. Where no program runs, as on a host with
+// /var mounted noexec, other pods get theirs from the plugin's folder. The version is in the file's name, since containers that start again
+// are prepared with the program that their specification names.
 type Hook struct {
 	source, state string
 	host          host
@@ -55,9 +55,9 @@ type hookPlace struct {
 	seen fs.FileInfo
 }
 
-// NewHook looks at the program, and installs nothing. It has to be of the version of nvcdi, else it is an error: an older one fails on hooks that it
-// does not know, and each container with it. The state folder and the plugin's, below the kubelet's root, have the same paths here and on the host,
-// whose root folder the agent sees in hostRoot.
+// NewHook looks at the program, and installs nothing. It has to be of the version of nvcdi, else it is an error: an older one fails on
+// hooks that it does not know, and each container with it. The state folder and the plugin's, below the kubelet's root, have the same paths
+// here and on the host, whose root folder the agent sees in hostRoot.
 func NewHook(source, stateDir, pluginDir, hostRoot string) (*Hook, error) {
 	info, err := buildinfo.ReadFile(source)
 	if err != nil {
@@ -83,8 +83,8 @@ func newHook(source, stateDir, pluginDir, hostRoot string, hook, own *debug.Buil
 	}, nil
 }
 
-// Install returns the program's path on the host when it is there and can be run: by whoever it is or, if no place allows that, by root, of which
-// [Hook.Warning] tells. It costs little where that is so already. It waits for 30 s at most, and not beyond the context.
+// Install returns the program's path on the host when it is there and can be run: by whoever it is or, if no place allows that, by root, of
+// which [Hook.Warning] tells. It costs little where that is so already. It waits for 30 s at most, and not beyond the context.
 func (h *Hook) Install(ctx context.Context) (path string, err error) {
 	timeout := h.timeout
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -102,8 +102,8 @@ func (h *Hook) Install(ctx context.Context) (path string, err error) {
 	}
 }
 
-// Warning says why the program that was installed last does not prepare containers in a user namespace; empty if nothing is in the way, or if none was
-// installed yet.
+// Warning says why the program that was installed last does not prepare containers in a user namespace; empty if nothing is
+// in the way, or if none was installed yet.
 func (h *Hook) Warning() string {
 	if warning := h.warning.Load(); warning != nil {
 		return *warning
@@ -153,8 +153,8 @@ func (h *Hook) use(p hookPlace, closed error) (path string) {
 	return p.path
 }
 
-// open makes the folder, and lets everybody pass through the state folder to it: what else is there keeps its modes. Where that cannot be done it is
-// judged in the end.
+// open makes the folder, and lets everybody pass through the state folder to it: what else is there keeps its modes. Where
+// that cannot be done it is judged in the end.
 func (h *Hook) open() error {
 	folder := filepath.Dir(h.inState.path)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -179,7 +179,8 @@ func (p *hookPlace) install(ctx context.Context, source string) error {
 
 // same tells whether it is the file that was looked at before, as it was then.
 func (p *hookPlace) same(info fs.FileInfo) bool {
-	return p.seen != nil && os.SameFile(p.seen, info) && p.seen.Mode() == info.Mode() && p.seen.Size() == info.Size() && p.seen.ModTime().Equal(info.ModTime())
+	return p.seen != nil && os.SameFile(p.seen, info) && p.seen.Mode() == info.Mode() && p.seen.Size() == info.Size() &&
+		p.seen.ModTime().Equal(info.ModTime())
 }
 
 func (p *hookPlace) write(ctx context.Context, source string) error {
@@ -211,8 +212,9 @@ func hasContent(path string, content []byte) bool {
 	return err == nil && bytes.Equal(is, content)
 }
 
-// HookWarning says why a program of the host's, by its path there, does not prepare containers in a user namespace; empty if nothing is in the way. It
-// is no reason to refuse claims: pods without hostUsers: false have it run by root. A program that is missing is not told of here.
+// HookWarning says why a program of the host's, by its path there, does not prepare containers in a user namespace; empty
+// if nothing is in the way. It is no reason to refuse claims: pods without hostUsers: false have it run by root. A
+// program that is missing is not told of here.
 func HookWarning(hostRoot, path string) string {
 	h := host(filepath.Clean(hostRoot))
 	if h.program(path) != nil {

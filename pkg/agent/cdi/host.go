@@ -63,7 +63,8 @@ func (h host) verify(edits *specs.ContainerEdits) error {
 			continue // it is a program of the container
 		}
 		if err := h.program(hook.Path); err != nil {
-			return fmt.Errorf("%s hook: the host (here in %s) has no program %s: install NVIDIA's container toolkit there, or say with --nvidia-cdi-hook where it is: %w", hook.HookName, h, hook.Path, err)
+			return fmt.Errorf("%s hook: the host (here in %s) has no program %s: install NVIDIA's container toolkit there, or say with "+
+				"--nvidia-cdi-hook where it is: %w", hook.HookName, h, hook.Path, err)
 		}
 	}
 	return nil
@@ -100,7 +101,8 @@ func (h host) programForAll(program string) error {
 				return fmt.Errorf("program %s: %w", program, err)
 			}
 			if stat.Mode&0o001 == 0 {
-				return fmt.Errorf("a pod with hostUsers: false cannot run %s, in its user namespace root of the host is nobody: %s has mode %04o, run chmod o+x on it", program, at, stat.Mode&0o7777)
+				return fmt.Errorf("a pod with hostUsers: false cannot run %s, in its user namespace root of the host is nobody: %s has mode %04o, "+
+					"run chmod o+x on it", program, at, stat.Mode&0o7777)
 			}
 			if at == "/" {
 				break
@@ -110,8 +112,8 @@ func (h host) programForAll(program string) error {
 	return nil
 }
 
-// locate returns the folder on the host that has the file to which a path leads, with no link in it. It is an error if no program runs from that file
-// system. The file's own name is not told: another agent may have replaced it meanwhile.
+// locate returns the folder on the host that has the file to which a path leads, with no link in it. It is an error if no program runs from
+// that file system. The file's own name is not told: another agent may have replaced it meanwhile.
 func (h host) locate(path string) (folder string, err error) {
 	fd, err := h.open(path, true)
 	if err != nil {
@@ -151,7 +153,8 @@ func (h host) verifyNodes(nodes []*specs.DeviceNode) error {
 			return err
 		}
 		if node.Type != "" && (node.Type != "c" || node.Major != int64(major) || node.Minor != int64(minor)) {
-			return fmt.Errorf("device node %s is c %d:%d, the CDI specification says %s %d:%d", path, major, minor, node.Type, node.Major, node.Minor)
+			return fmt.Errorf("device node %s is c %d:%d, the CDI specification says %s %d:%d", path, major, minor,
+				node.Type, node.Major, node.Minor)
 		}
 	}
 	return nil

@@ -18,15 +18,15 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// A runtime makes a device node from its numbers, except in a user namespace, which the kernel lets make none: for a pod with hostUsers: false it
-// mounts the host's node of the same path (runc, bindMountDeviceNode). So the driver's nodes are made on the host, too.
+// A runtime makes a device node from its numbers, except in a user namespace, which the kernel lets make none: for a pod with hostUsers:
+// false it mounts the host's node of the same path (runc, bindMountDeviceNode). So the driver's nodes are made on the host, too.
 
 // making is held while a node is made: claims are prepared at the same time.
 var making sync.Mutex
 
-// MakeNode makes a character device with these numbers in the host's /dev, as NVIDIA's nvidia-modprobe does. A node that is there and has others is of
-// a module that is not loaded any more, which the kernel's /proc/devices tells, and is replaced: who has it open keeps it. What is no character device
-// is left alone.
+// MakeNode makes a character device with these numbers in the host's /dev, as NVIDIA's nvidia-modprobe does. A node that is there and has
+// others is of a module that is not loaded any more, which the kernel's /proc/devices tells, and is replaced: who has it open keeps it.
+// What is no character device is left alone.
 func MakeNode(path string, major, minor uint32, mode fs.FileMode) error {
 	making.Lock()
 	defer making.Unlock()
@@ -62,8 +62,8 @@ func MakeNode(path string, major, minor uint32, mode fs.FileMode) error {
 	return nil
 }
 
-// makeNodes makes sure that the host has the driver's nodes under the paths that containers have them under. Where it cannot, containers without a user
-// namespace get them all the same.
+// makeNodes makes sure that the host has the driver's nodes under the paths that containers have them under. Where it cannot, containers
+// without a user namespace get them all the same.
 func (d *Driver) makeNodes(ctx context.Context, nodes []*specs.DeviceNode) {
 	if d.opts.MakeNode == nil {
 		return
@@ -78,7 +78,8 @@ func (d *Driver) makeNodes(ctx context.Context, nodes []*specs.DeviceNode) {
 			err = d.opts.MakeNode(node.Path, uint32(node.Major), uint32(node.Minor), *node.FileMode)
 		}
 		if err != nil {
-			klog.FromContext(ctx).Info("A pod with hostUsers: false cannot have the GPU: the host has no such device node, and none can be made", "node", node.Path, "reason", err)
+			klog.FromContext(ctx).Info("A pod with hostUsers: false cannot have the GPU: the host has no such device node, and none can be made",
+				"node", node.Path, "reason", err)
 		}
 	}
 }

@@ -20,9 +20,9 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// A runtime makes a device node in a container from its numbers, and needs no node of the host, unless there is a user namespace ([MakeNode]). So what is missing below /dev is described by what
-// the kernel says in /proc: NVML makes the nodes of GPUs in the /dev that it sees, which is not a driver container's, and nobody but CUDA makes
-// /dev/nvidia-uvm, for which no container may start before.
+// A runtime makes a device node in a container from its numbers, and needs no node of the host, unless there is a user namespace
+// ([MakeNode]). So what is missing below /dev is described by what the kernel says in /proc: NVML makes the nodes of GPUs in the /dev that
+// it sees, which is not a driver container's, and nobody but CUDA makes /dev/nvidia-uvm, for which no container may start before.
 
 const (
 	uvmModule = "nvidia-uvm"
@@ -153,8 +153,8 @@ func (n *numbers) migMinorsFile() string {
 	return filepath.Join(n.proc, "driver/nvidia-caps/mig-minors")
 }
 
-// closedToOthers is an error where an administrator keeps the driver's nodes from processes of the host: then none is made that is open to all. What
-// is not known is as the driver's default, 0666 (its parameter NVreg_DeviceFileMode, as /proc has it in decimal).
+// closedToOthers is an error where an administrator keeps the driver's nodes from processes of the host: then none is made that is open to
+// all. What is not known is as the driver's default, 0666 (its parameter NVreg_DeviceFileMode, as /proc has it in decimal).
 func (n *numbers) closedToOthers() (closed error) {
 	file := filepath.Join(n.proc, "driver/nvidia/params")
 	_ = lines(file, func(line string) {

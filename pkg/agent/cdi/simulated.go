@@ -91,8 +91,9 @@ func NewSimulated(ctx context.Context, opts SimulatedOptions) (*Simulated, error
 	for _, node := range s.controlNodes() {
 		err := s.ensure(node)
 		if errors.Is(err, fs.ErrPermission) {
-			klog.FromContext(ctx).Info("Device nodes cannot be made here: containers get simulated GPUs by device number, without a node on the host",
-				"folder", devRoot, "reason", err.Error())
+			klog.FromContext(ctx).
+				Info("Device nodes cannot be made here: containers get simulated GPUs by device number, without a node on the host",
+					"folder", devRoot, "reason", err.Error())
 			s.makeNodes = false
 			break
 		}

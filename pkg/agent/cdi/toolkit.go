@@ -31,8 +31,8 @@ var toolkits = []struct{ runtime, config string }{
 }
 
 // GPUsByEnvironment says why containers may get GPUs without a claim: NVIDIA's container runtime gives those that the variable
-// NVIDIA_VISIBLE_DEVICES names, in a pod's environment or its image's, unless its configuration, a file on the host, says otherwise. It is empty if
-// that is said or, with AutoToolkitConfig, if there is no runtime.
+// NVIDIA_VISIBLE_DEVICES names, in a pod's environment or its image's, unless its configuration, a file on the host, says otherwise. It is
+// empty if that is said or, with AutoToolkitConfig, if there is no runtime.
 func GPUsByEnvironment(hostRoot, file string) string {
 	h := host(hostRoot)
 	if file != AutoToolkitConfig {
@@ -65,9 +65,11 @@ func (h host) gpusByEnvironment(file, runtime string) string {
 	}
 	switch {
 	case err != nil:
-		return fmt.Sprintf("whether NVIDIA_VISIBLE_DEVICES in a pod's environment gives it GPUs is not known, the host's %s cannot be read: %v", file, err)
+		return fmt.Sprintf("whether NVIDIA_VISIBLE_DEVICES in a pod's environment gives it GPUs is not known, the host's %s cannot be read: %v",
+			file, err)
 	case config.AcceptEnvvarUnprivileged:
-		return fmt.Sprintf("NVIDIA_VISIBLE_DEVICES in a pod's environment gives it GPUs without a claim where NVIDIA's container runtime starts it: set %s = false in the host's %s",
+		return fmt.Sprintf("NVIDIA_VISIBLE_DEVICES in a pod's environment gives it GPUs without a claim where NVIDIA's container runtime "+
+			"starts it: set %s = false in the host's %s",
 			acceptEnvironment, file)
 	}
 	return ""
@@ -81,7 +83,8 @@ func (h host) read(path string, most int64) ([]byte, error) {
 	}
 	defer unix.Close(root)
 	// A pipe must not be waited for.
-	fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	fd, err := unix.Openat2(root, path,
+		&unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 	if err != nil {
 		return nil, err
 	}

@@ -62,8 +62,8 @@ func Decode(raw []byte) (Kind, Settings, error) {
 	return head.Kind, settings, nil
 }
 
-// inWords tells of a value of the wrong type as of other wrong values: the field as it is written, the value, and what is wanted. The decoder's
-// words are Go's.
+// inWords tells of a value of the wrong type as of other wrong values: the field as it is written, the value, and what
+// is wanted. The decoder's words are Go's.
 func inWords(raw []byte, err error) error {
 	var wrong *stdjson.UnmarshalTypeError
 	if !errors.As(err, &wrong) || wrong.Field == "" {

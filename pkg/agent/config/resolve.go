@@ -57,7 +57,10 @@ func Read(driver string, configs []resourceapi.DeviceAllocationConfiguration) (*
 		}
 		path := fmt.Sprintf("status.allocation.devices.config[%d]", i)
 		if c.Source != resourceapi.AllocationConfigSourceClass && c.Source != resourceapi.AllocationConfigSourceClaim {
-			return nil, &Error{Path: path + ".source", Err: fmt.Errorf("%q: want %s or %s", c.Source, resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim)}
+			return nil, &Error{
+				Path: path + ".source",
+				Err:  fmt.Errorf("%q: want %s or %s", c.Source, resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim),
+			}
 		}
 		path += fmt.Sprintf(".opaque.parameters (from the %s)", strings.ToLower(strings.TrimPrefix(string(c.Source), "From")))
 		kind, settings, err := Decode(c.Opaque.Parameters.Raw)
@@ -168,7 +171,8 @@ func (e *entry) check(devices []Device) (err error) {
 		case e.kind != d.Kind:
 			err = cmp.Or(err, fmt.Errorf("kind: %s is not for any device of the claim: that of request %s takes a %s", e.kind, d.Request, d.Kind))
 		case d.AdminAccess && e.settings.Strategy != "":
-			err = cmp.Or(err, fmt.Errorf("sharing.strategy: %q: the device of request %s has admin access, which leaves it as it is", e.settings.Strategy, d.Request))
+			err = cmp.Or(err, fmt.Errorf("sharing.strategy: %q: the device of request %s has admin access, which leaves it as it is",
+				e.settings.Strategy, d.Request))
 		default:
 			return nil
 		}
@@ -176,8 +180,8 @@ func (e *entry) check(devices []Device) (err error) {
 	return err
 }
 
-// Allocated are the parameters in the claim's allocation, with the requests that the claim names for them. A scheduler leaves the names out where
-// they name all requests, and it makes a difference whether parameters are for what can take them or for these requests.
+// Allocated are the parameters in the claim's allocation, with the requests that the claim names for them. A scheduler leaves the names out
+// where they name all requests, and it makes a difference whether parameters are for what can take them or for these requests.
 func Allocated(claim *resourceapi.ResourceClaim) []resourceapi.DeviceAllocationConfiguration {
 	allocation := &claim.Status.Allocation.Devices
 	var named [][]string // of the claim's own, those that are in the allocation, in their order

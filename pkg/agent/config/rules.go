@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Rules are what a node's administrator has decided about sharing. The zero value lets claims ask for no strategy by which processes share a
-// device, and each GPU's shares are one namespace's.
+// Rules are what a node's administrator has decided about sharing. The zero value lets claims ask for no strategy by which processes share
+// a device, and each GPU's shares are one namespace's.
 type Rules struct {
 	// Node names it in messages.
 	Node string
@@ -47,7 +47,8 @@ var inFlags = []struct {
 
 const allowNone = "none"
 
-// ParseRules reads the values of the flags: a list such as time-slicing,mps, or none, and one of these strategies. The error names flag and value.
+// ParseRules reads the values of the flags: a list such as time-slicing,mps, or none, and one of these
+// strategies. The error names flag and value.
 func ParseRules(node, allow, shares string) (Rules, error) {
 	r := Rules{Node: node}
 	var names []string
@@ -123,11 +124,14 @@ func (r *Rules) check(s Settings, share bool) error {
 	case r.NoMPS != "" && (s.Strategy == MPS || share && r.shares() == MPS):
 		return fmt.Errorf("sharing.strategy: %q: node %s cannot do it: %s%s", MPS, r.Node, r.NoMPS, find)
 	case share && s.Strategy == Exclusive:
-		return fmt.Errorf("sharing.strategy: %q: the claim has a share of the GPU, and nobody has such a GPU alone: leave the strategy out, or take a GPU that is not shared", s.Strategy)
+		return fmt.Errorf("sharing.strategy: %q: the claim has a share of the GPU, and nobody has such a GPU alone: leave the strategy out, or "+
+			"take a GPU that is not shared", s.Strategy)
 	case share && s.Strategy != "" && s.Strategy != r.shares():
-		return fmt.Errorf("sharing.strategy: %q: node %s shares its GPUs by %s (%s=%s): leave the strategy out%s", s.Strategy, r.Node, r.shares(), SharesFlag, inFlag(r.shares()), find)
+		return fmt.Errorf("sharing.strategy: %q: node %s shares its GPUs by %s (%s=%s): leave the strategy out%s", s.Strategy, r.Node, r.shares(),
+			SharesFlag, inFlag(r.shares()), find)
 	case share && s.Interval != "" && s.Interval != IntervalDefault:
-		return fmt.Errorf("sharing.timeSlicingConfig.interval: %q: the claim has a share of the GPU, and others would get the same time slices: want %s, or take a GPU that is not shared", s.Interval, IntervalDefault)
+		return fmt.Errorf("sharing.timeSlicingConfig.interval: %q: the claim has a share of the GPU, and others would get the same time "+
+			"slices: want %s, or take a GPU that is not shared", s.Interval, IntervalDefault)
 	case !share && (s.Strategy == TimeSlicing || s.Strategy == MPS) && !slices.Contains(r.Allowed, s.Strategy):
 		return fmt.Errorf("sharing.strategy: %q: node %s does not allow it (%s=%s)%s", s.Strategy, r.Node, AllowFlag, inFlag(r.Allowed...), find)
 	}

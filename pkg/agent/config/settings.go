@@ -63,7 +63,8 @@ func (l *Limits) MemoryOf(uuids []string) ([]int64, error) {
 			i = n
 		}
 		if i < 0 {
-			return nil, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[%q]: the claim has no such device, only %d with the UUIDs %s", key, len(uuids), strings.Join(uuids, ", "))
+			return nil, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[%q]: the claim has no such device, only %d with "+
+				"the UUIDs %s", key, len(uuids), strings.Join(uuids, ", "))
 		}
 		if other, twice := named[i]; twice {
 			return nil, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[%q]: %q is the same device", key, other)

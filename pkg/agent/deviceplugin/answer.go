@@ -64,7 +64,8 @@ func answer(strategies []Strategy, resource string, devices []Device) (*pluginap
 		case CDIByAnnotation:
 			// A container may have devices of several resources, each with a key of its own.
 			var err error
-			if response.Annotations, err = cdilib.UpdateAnnotations(response.Annotations, "stowage", strings.ReplaceAll(resource, "/", "-"), names); err != nil {
+			if response.Annotations, err = cdilib.UpdateAnnotations(response.Annotations, "stowage",
+				strings.ReplaceAll(resource, "/", "-"), names); err != nil {
 				return nil, fmt.Errorf("annotation for %s: %w", resource, err)
 			}
 		case ByEnvironment:

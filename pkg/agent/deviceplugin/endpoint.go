@@ -54,7 +54,8 @@ var _ pluginapi.DevicePluginServer = &endpoint{}
 // serve makes the socket and serves it.
 func serve(ctx context.Context, opts *Options, resource, socket string) (*endpoint, error) {
 	if len(socket) > maxSocketPath {
-		return nil, fmt.Errorf("the kubelet's folder %s is too deep: the socket path %s has %d bytes, at most %d are possible", opts.Dir, socket, len(socket), maxSocketPath)
+		return nil, fmt.Errorf("the kubelet's folder %s is too deep: the socket path %s has %d bytes, at most %d are possible", opts.Dir, socket,
+			len(socket), maxSocketPath)
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
@@ -166,11 +167,14 @@ func listOf(resource *Resource) []*pluginapi.Device {
 }
 
 func equal(a, b *pluginapi.Device) bool {
-	return a.ID == b.ID && a.Health == b.Health && slices.EqualFunc(a.GetTopology().GetNodes(), b.GetTopology().GetNodes(), func(a, b *pluginapi.NUMANode) bool { return a.ID == b.ID })
+	return a.ID == b.ID && a.Health == b.Health &&
+		slices.EqualFunc(a.GetTopology().GetNodes(), b.GetTopology().GetNodes(), func(a, b *pluginapi.NUMANode) bool { return a.ID == b.ID })
 }
 
 // GetPreferredAllocation implements pluginapi.DevicePluginServer. It never fails: the kubelet would fail the pod.
-func (e *endpoint) GetPreferredAllocation(ctx context.Context, request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (e *endpoint) GetPreferredAllocation(ctx context.Context,
+	request *pluginapi.PreferredAllocationRequest,
+) (*pluginapi.PreferredAllocationResponse, error) {
 	resource, _ := e.find()
 	response := &pluginapi.PreferredAllocationResponse{}
 	for _, container := range request.GetContainerRequests() {
@@ -189,7 +193,9 @@ func (e *endpoint) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 		devices, err := e.devices(container.GetDevicesIds())
 		if resource, _ := e.find(); err == nil && resource.Single && len(devices) > 1 {
 			// A container that has several from before starts again with them.
-			err = status.Errorf(codes.InvalidArgument, "%d devices of %s: a container can have one on this node, whose GPUs are shared by MPS, because it can use one MPS daemon", len(devices), e.resource)
+			err = status.Errorf(codes.InvalidArgument,
+				"%d devices of %s: a container can have one on this node, whose GPUs are shared by MPS, because it can use one MPS daemon",
+				len(devices), e.resource)
 		}
 		if err != nil {
 			logger.Info("Devices are not given to a container", "reason", err.Error())
@@ -215,7 +221,8 @@ func (e *endpoint) allocated(ctx context.Context, devices []Device) error {
 		utilruntime.HandleErrorWithContext(ctx, err, "Devices are not given to a container", "resource", e.resource)
 		return status.Error(codes.FailedPrecondition, err.Error())
 	case err != nil:
-		klog.FromContext(ctx).Info("Devices are given to a container and are not ready yet, it will not start before they are", "resource", e.resource, "reason", err.Error())
+		klog.FromContext(ctx).Info("Devices are given to a container and are not ready yet, it will not start before they are",
+			"resource", e.resource, "reason", err.Error())
 	}
 	return nil
 }
@@ -243,12 +250,15 @@ func cutOff(ctx context.Context, after time.Duration, f func(context.Context) er
 }
 
 // PreStartContainer implements pluginapi.DevicePluginServer.
-func (e *endpoint) PreStartContainer(ctx context.Context, request *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+func (e *endpoint) PreStartContainer(ctx context.Context,
+	request *pluginapi.PreStartContainerRequest,
+) (*pluginapi.PreStartContainerResponse, error) {
 	devices, err := e.devices(request.GetDevicesIds())
 	if err != nil {
 		return nil, err
 	}
-	if err := cutOff(ctx, startTimeout, func(ctx context.Context) error { return e.opts.Holder.Starting(ctx, e.resource, devices) }); err != nil {
+	if err := cutOff(ctx, startTimeout,
+		func(ctx context.Context) error { return e.opts.Holder.Starting(ctx, e.resource, devices) }); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Container does not start before its devices are ready", "resource", e.resource)
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}

@@ -13,8 +13,9 @@ import (
 	"stowage.dev/stowage/pkg/topology"
 )
 
-// preferred are the devices that a container should get: those whose GPUs are closest to each other, and of replicas those whose GPUs have fewest in
-// use. It is nil where there is no best set, or what is asked makes no sense: then the kubelet chooses by itself, while after an error it fails the pod.
+// preferred are the devices that a container should get: those whose GPUs are closest to each other, and of replicas those whose
+// GPUs have fewest in use. It is nil where there is no best set, or what is asked makes no sense: then the kubelet chooses by
+// itself, while after an error it fails the pod.
 func preferred(resource *Resource, request *pluginapi.ContainerPreferredAllocationRequest) []string {
 	switch {
 	case resource.Shared:
@@ -57,8 +58,8 @@ func preferred(resource *Resource, request *pluginapi.ContainerPreferredAllocati
 	return ids
 }
 
-// leastShared adds one replica after the other to those that must be in the set, each of a GPU that has fewest in use then; of several GPUs it is the
-// first. So GPUs are shared as late, and as evenly, as can be.
+// leastShared adds one replica after the other to those that must be in the set, each of a GPU that has fewest in use then; of several GPUs
+// it is the first. So GPUs are shared as late, and as evenly, as can be.
 func leastShared(resource *Resource, request *pluginapi.ContainerPreferredAllocationRequest) []string {
 	must, size := request.GetMustIncludeDeviceIDs(), int(request.GetAllocationSize())
 	free, inUse := map[string][]string{}, map[string]int{} // by UUID

@@ -159,8 +159,8 @@ func (s *Server) pause(ctx context.Context, d time.Duration, look <-chan struct{
 	}
 }
 
-// lost returns, with the reason if ctx has not ended, when the kubelet may not know the endpoint any more: it has started anew, our socket is gone, or it
-// has stopped to listen.
+// lost returns, with the reason if ctx has not ended, when the kubelet may not know the endpoint any more: it has started anew, our
+// socket is gone, or it has stopped to listen.
 func (s *Server) lost(ctx context.Context, e *endpoint, kubelet os.FileInfo, look <-chan struct{}) string {
 	for ctx.Err() == nil {
 		now, err := os.Stat(s.opts.kubeletSocket())
@@ -178,8 +178,8 @@ func (s *Server) lost(ctx context.Context, e *endpoint, kubelet os.FileInfo, loo
 	return ""
 }
 
-// events in the kubelet's folder, as one plugin is told of them. Who has failed to register does not wait for those of its own sockets, which it has
-// just made and removed.
+// events in the kubelet's folder, as one plugin is told of them. Who has failed to register does not wait for those of its own
+// sockets, which it has just made and removed.
 type events struct{ any, kubelet chan struct{} }
 
 func (s *Server) toldOfEvents() events {
@@ -194,7 +194,8 @@ func (s *Server) toldOfEvents() events {
 func (s *Server) watch(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "The kubelet's folder cannot be watched, it is only looked at periodically", "folder", s.opts.Dir, "interval", lookInterval)
+		utilruntime.HandleErrorWithContext(ctx, err, "The kubelet's folder cannot be watched, it is only looked at periodically", "folder",
+			s.opts.Dir, "interval", lookInterval)
 		return
 	}
 	defer watcher.Close()

@@ -44,8 +44,9 @@ func (g *GPU) counted() bool {
 	return len(g.Offers) > 1 && slices.ContainsFunc(g.Offers, func(o Offer) bool { return o.Partition == nil || o.Partition.UUID == "" })
 }
 
-// counterSet is all of the GPU; of one that cannot be partitioned it is itself. Each memory slice is a counter of its own, so that places that overlap exclude each
-// other exactly; of the other units there are as many as the partitions of one profile, or the largest, have together.
+// counterSet is all of the GPU; of one that cannot be partitioned it is itself. Each memory slice is a counter of its
+// own, so that places that overlap exclude each other exactly; of the other units there are as many as the partitions of
+// one profile, or the largest, have together.
 func (g *GPU) counterSet() resourceapi.CounterSet {
 	set := resourceapi.CounterSet{Name: g.Name, Counters: map[string]resourceapi.Counter{}}
 	if g.MIG == nil || len(g.MIG.Profiles) == 0 {
@@ -68,8 +69,8 @@ func (g *GPU) counterSet() resourceapi.CounterSet {
 	return set
 }
 
-// Beside tells whether the GPU has enough of all for a partition that is made beside one of the profile with that ID, which has other memory
-// slices: of some engines there is one.
+// Beside tells whether the GPU has enough of all for a partition that is made beside one of the profile with that ID, which has other
+// memory slices: of some engines there is one.
 func (g *GPU) Beside(profileID uint32, o *Offer) bool {
 	if g.MIG == nil || o.Partition == nil || o.Partition.UUID != "" {
 		return true

@@ -188,8 +188,8 @@ func numaNode(sysfs fs.FS, busID string) (*int, error) {
 	return &node, nil
 }
 
-// askLanes asks for what the link can be judged by. In a virtual machine the port is one that the hypervisor made: what it says is not what the GPU
-// is plugged into.
+// askLanes asks for what the link can be judged by. In a virtual machine the port is one that the hypervisor made: what it
+// says is not what the GPU is plugged into.
 func (f *found) askLanes(sysfs fs.ReadLinkFS) {
 	if virtual, err := f.device.InVirtualMachine(); err == nil && !virtual {
 		f.gpu.PortLanes = portLanes(sysfs, f.gpu.PCIBusID)
@@ -236,7 +236,8 @@ func (f *found) warn(format string, args ...any) {
 // log says in one line each what is not published and why.
 func (n *Node) log(logger klog.Logger) {
 	for _, f := range n.Failures {
-		logger.Error(f.Err, "GPU did not answer, not offered", "index", f.Index, "uuid", f.UUID, "pciBusID", f.PCIBusID, "device", f.Device(), "candidates", f.Candidates)
+		logger.Error(f.Err, "GPU did not answer, not offered", "index", f.Index, "uuid", f.UUID, "pciBusID", f.PCIBusID, "device", f.Device(),
+			"candidates", f.Candidates)
 	}
 	offered := 0
 	for _, gpu := range n.GPUs {

@@ -85,8 +85,8 @@ type Place struct {
 	At  nvml.Placement
 }
 
-// Since is the policy for what NVML is asked from now on. What the agent takes back until Offer is called may be in the answers, and was made by
-// no administrator.
+// Since is the policy for what NVML is asked from now on. What the agent takes back until Offer is called may be in the
+// answers, and was made by no administrator.
 func (p Policy) Since() Policy {
 	ours := p.Ours
 	if ours == nil {
@@ -117,7 +117,8 @@ func (f *found) askMIG(mode nvml.MIGMode, capability nvml.Version) {
 	}
 	for _, instance := range f.gpu.MIGInstances {
 		if len(instance.Devices) == 0 {
-			f.warn("MIG GPU instance %d has no compute instance, and cannot be used without: make one with nvidia-smi mig -i %d -gi %d -cci", instance.ID, f.gpu.Index, instance.ID)
+			f.warn("MIG GPU instance %d has no compute instance, and cannot be used without: make one with nvidia-smi mig -i %d -gi %d -cci",
+				instance.ID, f.gpu.Index, instance.ID)
 		}
 	}
 	f.gpu.MIG = mig

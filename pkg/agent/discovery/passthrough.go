@@ -91,7 +91,8 @@ func (g *GPU) Bound() bool { return g.Passthrough != nil && g.Passthrough.Bound 
 func (g *GPU) Unseen() bool { return g.UUID == "" }
 
 // notSeen is why a GPU that NVML has said nothing of is not offered.
-const notSeen = "the driver vfio-pci has it, and it is not offered to virtual machines: give it back to the driver nvidia, or use --passthrough"
+const notSeen = "the driver vfio-pci has it, and it is not offered to virtual machines: give it back to the driver nvidia, or use " +
+	"--passthrough"
 
 // offerPassthrough adds the GPU as a device for virtual machines to what it offers as a whole.
 func (g *GPU) offerPassthrough(policy *Policy) {

@@ -20,21 +20,22 @@ import (
 // NVIDIA's DRA driver publishes, and ours for NVLink and sharing. Beside them stand
 // resource.kubernetes.io/{pciBusID,pcieRoot,numaNode}.
 const (
-	AttributeType                  resourceapi.QualifiedName = "type"                            // "gpu", "mig" or "vfio"
-	AttributeUUID                  resourceapi.QualifiedName = "uuid"                            // string
-	AttributeProductName           resourceapi.QualifiedName = "productName"                     // string
-	AttributeBrand                 resourceapi.QualifiedName = "brand"                           // string
-	AttributeArchitecture          resourceapi.QualifiedName = "architecture"                    // string
-	AttributeCUDAComputeCapability resourceapi.QualifiedName = "cudaComputeCapability"           // version
-	AttributeDriverVersion         resourceapi.QualifiedName = "driverVersion"                   // version
-	AttributeCUDADriverVersion     resourceapi.QualifiedName = "cudaDriverVersion"               // version
-	AttributeAddressingMode        resourceapi.QualifiedName = "addressingMode"                  // string: "HMM", "ATS" or "None"
-	AttributeMIGCapable            resourceapi.QualifiedName = "migCapable"                      // bool, of a whole GPU: it can be partitioned
-	AttributeNVLinkDomain          resourceapi.QualifiedName = "nvlinkDomain"                    // string, see NVLink.Domain
-	AttributeNVLinkClique          resourceapi.QualifiedName = "nvlinkClique"                    // string, see NVLink.Clique
-	AttributeSharingStrategies     resourceapi.QualifiedName = config.AttributeStrategies        // string: "TimeSlicing,MPS", one of them, or "none"
-	AttributeSharedByNamespace     resourceapi.QualifiedName = config.AttributeSharedByNamespace // bool: true or absent
-	CapacityMemory                 resourceapi.QualifiedName = "memory"                          // bytes
+	AttributeType                  resourceapi.QualifiedName = "type"                  // "gpu", "mig" or "vfio"
+	AttributeUUID                  resourceapi.QualifiedName = "uuid"                  // string
+	AttributeProductName           resourceapi.QualifiedName = "productName"           // string
+	AttributeBrand                 resourceapi.QualifiedName = "brand"                 // string
+	AttributeArchitecture          resourceapi.QualifiedName = "architecture"          // string
+	AttributeCUDAComputeCapability resourceapi.QualifiedName = "cudaComputeCapability" // version
+	AttributeDriverVersion         resourceapi.QualifiedName = "driverVersion"         // version
+	AttributeCUDADriverVersion     resourceapi.QualifiedName = "cudaDriverVersion"     // version
+	AttributeAddressingMode        resourceapi.QualifiedName = "addressingMode"        // string: "HMM", "ATS" or "None"
+	AttributeMIGCapable            resourceapi.QualifiedName = "migCapable"            // bool, of a whole GPU: it can be partitioned
+	AttributeNVLinkDomain          resourceapi.QualifiedName = "nvlinkDomain"          // string, see NVLink.Domain
+	AttributeNVLinkClique          resourceapi.QualifiedName = "nvlinkClique"          // string, see NVLink.Clique
+	// string: "TimeSlicing,MPS", one of them, or "none"
+	AttributeSharingStrategies resourceapi.QualifiedName = config.AttributeStrategies
+	AttributeSharedByNamespace resourceapi.QualifiedName = config.AttributeSharedByNamespace // bool: true or absent
+	CapacityMemory             resourceapi.QualifiedName = "memory"                          // bytes
 
 	// Of partitions.
 	AttributeParentUUID resourceapi.QualifiedName = "parentUUID" // string

@@ -59,7 +59,8 @@ func ParseShares(gpus string, memoryStep string, computeStep int) (Shares, error
 	default:
 		for name := range strings.SplitSeq(gpus, ",") {
 			if !gpuNames.MatchString(name) {
-				return Shares{}, fmt.Errorf("%q: want %s, %s, or PCI addresses such as 0000:1b:00.0, names such as gpu-0000-1b-00-0 or indices of GPUs, with commas between", name, shareAll, shareNone)
+				return Shares{}, fmt.Errorf("%q: want %s, %s, or PCI addresses such as 0000:1b:00.0, names such as gpu-0000-1b-00-0 or indices of "+
+					"GPUs, with commas between", name, shareAll, shareNone)
 			}
 			s.GPUs = append(s.GPUs, strings.ToLower(name))
 		}
@@ -131,7 +132,8 @@ func (s *Shares) divide(device *resourceapi.Device) {
 	}
 }
 
-// Replica is what one of the Replicas of a GPU with so much memory takes of it, in bytes (of whole MiB) and, if compute is offered, in percent.
+// Replica is what one of the Replicas of a GPU with so much memory takes of it, in bytes (of whole
+// MiB) and, if compute is offered, in percent.
 func (s *Shares) Replica(memoryBytes uint64) (memory int64, compute int) {
 	memory = int64(memoryBytes) / int64(s.Replicas) >> 20 << 20
 	if s.ComputeStep > 0 {

@@ -32,7 +32,8 @@ func (n *Node) PrintTable(w io.Writer) error {
 	row("DEVICE", "PRODUCT", "MEMORY", "MINOR", "PCIE ROOT", "NUMA", "NVLINK", "UUID", "OFFERED")
 	for i := range n.GPUs {
 		gpu := &n.GPUs[i]
-		row(gpu.Name, orDash(gpu.ProductName), gpu.memory(), gpu.minor(), orDash(gpu.PCIeRoot), gpu.numa(), gpu.nvlink(), orDash(gpu.UUID), gpu.offered())
+		row(gpu.Name, orDash(gpu.ProductName), gpu.memory(), gpu.minor(), orDash(gpu.PCIeRoot), gpu.numa(), gpu.nvlink(),
+			orDash(gpu.UUID), gpu.offered())
 	}
 	for _, f := range n.Failures {
 		row(f.name(), "-", "-", "-", "-", "-", "-", orDash(f.UUID), "no: "+f.Reason)

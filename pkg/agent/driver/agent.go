@@ -147,7 +147,10 @@ func New(opts Options) (*Agent, error) {
 		FS:          opts.FS,
 		Handover:    prepare.Handover{UseOf: a.useOf, Waiting: a.waiting},
 	})
-	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made, Shares: opts.Shares, Sharing: opts.Sharing, Passthrough: opts.Passthrough})
+	opts.Hardware.Offer(discovery.Policy{
+		Dynamic: opts.DynamicPartitions, Ours: claims.Made, Shares: opts.Shares, Sharing: opts.Sharing,
+		Passthrough: opts.Passthrough,
+	})
 	records := ledger.At(durable.OS{}, prepare.LedgerDir(opts.StateDir))
 	status := newStatus()
 	a.claims, a.status, a.publisher, a.reporter = claims, status, newPublisher(opts, status), newReporter(opts, records)
@@ -155,7 +158,8 @@ func New(opts Options) (*Agent, error) {
 	a.onNode.withheld, a.onNode.refresh, a.onNode.reporter = opts.Hardware.withheld, a.publisher.refresh, a.reporter
 	a.plugins = pluginpath.New(pluginpath.Options{
 		Driver: Name, Node: opts.NodeName, KubeletRoot: opts.KubeletRoot, Client: opts.Client, SlicesOfNode: slicesOf(opts.NodeName),
-		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Devices: opts.Kubelet.Devices, Hardware: opts.Hardware, Claims: claims, Records: records,
+		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Devices: opts.Kubelet.Devices, Hardware: opts.Hardware,
+		Claims: claims, Records: records,
 		Sharing: opts.Sharing, PlaceOf: placeOf, Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
 		Tell: func(kind, reason, message string) { a.reporter.nodeEventf(kind, reason, "%s", message) },
 	})
@@ -176,7 +180,8 @@ func New(opts Options) (*Agent, error) {
 	opts.Hardware.OnChange(a.reporter.healthChanged)
 	a.leftovers = a.newReconciler(records, nil)
 	a.condition = &nodeCondition{
-		client: opts.Client, node: opts.NodeName, leads: a.publisher.leads, awaitFirstLooks: a.publisher.awaitFirstLooks, view: a.nodeView, status: status,
+		client: opts.Client, node: opts.NodeName, leads: a.publisher.leads, awaitFirstLooks: a.publisher.awaitFirstLooks,
+		view: a.nodeView, status: status,
 	}
 	return a, nil
 }
@@ -225,8 +230,8 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 	})
 }
 
-// notePods does not record pods that have got a device plugin's device since: that is done when a container of theirs starts, with what the pods
-// before them have left.
+// notePods does not record pods that have got a device plugin's device since: that is done when a container of theirs starts,
+// with what the pods before them have left.
 func (a *Agent) notePods(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	if claim.Namespace == "" {
 		return nil
@@ -261,8 +266,8 @@ func (a *Agent) useOf(ctx context.Context, held *ledger.Entry) prepare.Use {
 	return prepare.Use{Ends: use.Ends, Text: use.Text, Public: use.Public}
 }
 
-// waiting tells that a claim waits for one that is being released. Should the kubelet not know that one any more, its release by proof begins
-// now.
+// waiting tells that a claim waits for one that is being released. Should the kubelet not know that one
+// any more, its release by proof begins now.
 func (a *Agent) waiting(claim *resourceapi.ResourceClaim, err error) {
 	if claim.Namespace != "" { // otherwise there is no object to tell it
 		a.reporter.prepared(claim, err)
@@ -320,7 +325,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		// Claims that cannot be brought in order stay held; all others are served.
 		logger.Error(err, "Some claims of the ledger could not be recovered, their GPUs stay held")
 	}
-	logger.Info("Ledger is read", "prepared", recovery.Claims, "cdiRestored", recovery.Restored, "rolledBack", recovery.RolledBack, "unreadable", recovery.Unreadable)
+	logger.Info("Ledger is read", "prepared", recovery.Claims, "cdiRestored", recovery.Restored, "rolledBack", recovery.RolledBack,
+		"unreadable", recovery.Unreadable)
 	a.plugins.HeldChanged()
 	a.status.set(stageLedger, true)
 	a.check.checkFolders(ctx)
@@ -363,8 +369,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	return ignoreStop(ctx, context.Cause(serving))
 }
 
-// lookAtHost tells what is wrong with the host's configuration when that is news. It may change: the GPU operator installs NVIDIA's container
-// toolkit while the agent serves.
+// lookAtHost tells what is wrong with the host's configuration when that is news. It may change: the GPU operator installs NVIDIA's
+// container toolkit while the agent serves.
 func (a *Agent) lookAtHost(ctx context.Context) {
 	if a.opts.Warning == nil {
 		return
@@ -383,7 +389,8 @@ func (a *Agent) drain(ctx context.Context) {
 	defer cancel()
 	a.calls.drain(ctx)
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		klog.FromContext(ctx).Info("Stopping although calls of the kubelet are under way: they will fail, and be tried again", "waited", drainTimeout)
+		klog.FromContext(ctx).Info("Stopping although calls of the kubelet are under way: they will fail, and be tried again",
+			"waited", drainTimeout)
 	}
 }
 
@@ -460,7 +467,8 @@ func (a *Agent) waitForKubelet(ctx context.Context) error {
 		filepath.Join(a.registryDir(), Name+"-reg.sock"),
 	} {
 		if len(path) > maxSocketPath {
-			return fmt.Errorf("the kubelet's folder %s is too deep: the socket path %s has %d bytes, at most %d are possible", a.opts.KubeletRoot, path, len(path), maxSocketPath)
+			return fmt.Errorf("the kubelet's folder %s is too deep: the socket path %s has %d bytes, at most %d are possible", a.opts.KubeletRoot,
+				path, len(path), maxSocketPath)
 		}
 	}
 	told := false

@@ -19,9 +19,9 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
-// claimCollector tells what the ledger has when it is asked for metrics. So a claim's series are those of what is prepared now: they are gone with
-// the claim, and there are no more of them than devices are in use, times the pods that share them. Records are read when a file of the ledger has
-// changed, or when that was longer ago than ledgerAge: who asks often has nothing read and hashed by that.
+// claimCollector tells what the ledger has when it is asked for metrics. So a claim's series are those of what is prepared now: they are
+// gone with the claim, and there are no more of them than devices are in use, times the pods that share them. Records are read when a file
+// of the ledger has changed, or when that was longer ago than ledgerAge: who asks often has nothing read and hashed by that.
 type claimCollector struct {
 	metrics.BaseStableCollector
 	// records of the process's agent; nil before there is one.
@@ -42,8 +42,8 @@ type claimSeries struct {
 	pod         types.UID
 }
 
-// ledgerAge is how old what is told of the ledger may be. It is for what becomes unreadable without a change, and for file systems that do not
-// tell changes.
+// ledgerAge is how old what is told of the ledger may be. It is for what becomes unreadable without a change, and
+// for file systems that do not tell changes.
 const ledgerAge = time.Minute
 
 var claimMetrics = &claimCollector{}
@@ -52,7 +52,8 @@ var (
 	ledgerDesc = metrics.NewDesc(metrics.BuildFQName(metricsNamespace, metricsSubsystem, "ledger_claims"),
 		"Claims in the ledger, by state (started, completed, unreadable).", []string{"state"}, nil, metrics.ALPHA, "")
 	claimDesc = metrics.NewDesc(metrics.BuildFQName(metricsNamespace, metricsSubsystem, "device_claim_info"),
-		"1 for each device that is prepared, with its GPU, its claim, and each pod that the claim was reserved for (by UID; empty if none is known).",
+		"1 for each device that is prepared, with its GPU, its claim, and each pod that the claim was reserved for (by UID; empty if "+
+			"none is known).",
 		[]string{"device", "gpu", "namespace", "claim", "pod_uid"}, nil, metrics.ALPHA, "")
 )
 

@@ -67,7 +67,9 @@ func (r *reporter) devices(claim *resourceapi.ResourceClaim, entry *ledger.Entry
 // maxConditionMessage is the API's limit (metav1.Condition).
 const maxConditionMessage = 32768
 
-func (r *reporter) set(claim *resourceapi.ResourceClaim, device *resourceapi.AllocatedDeviceStatus, kind string, status metav1.ConditionStatus, reason, message string) {
+func (r *reporter) set(claim *resourceapi.ResourceClaim, device *resourceapi.AllocatedDeviceStatus, kind string,
+	status metav1.ConditionStatus, reason, message string,
+) {
 	meta.SetStatusCondition(&device.Conditions, metav1.Condition{
 		Type: kind, Status: status, Reason: reason, Message: conditionMessage(message), ObservedGeneration: claim.Generation,
 	})
@@ -82,7 +84,8 @@ func conditionMessage(message string) string {
 }
 
 func sameDevice(a, b *resourceapi.AllocatedDeviceStatus) bool {
-	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device && (a.ShareID == nil) == (b.ShareID == nil) && (a.ShareID == nil || *a.ShareID == *b.ShareID)
+	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device && (a.ShareID == nil) == (b.ShareID == nil) &&
+		(a.ShareID == nil || *a.ShareID == *b.ShareID)
 }
 
 // keptConditions are those that the status has of the device, so that the time of their last transition stays.

@@ -137,8 +137,8 @@ func (u *foreignUse) taint() resourceapi.DeviceTaint {
 	return resourceapi.DeviceTaint{Key: TaintKey(reasonInUse), Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }
 
-// watchForeign looks who uses GPUs that no claim has until ctx ends. The agent that publishes does, and it looks first, when GPUs are known:
-// what it publishes first must not take away the taint that an agent before has set.
+// watchForeign looks who uses GPUs that no claim has until ctx ends. The agent that publishes does, and it looks first, when GPUs are
+// known: what it publishes first must not take away the taint that an agent before has set.
 func (a *Agent) watchForeign(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "foreign"))
 	select {
@@ -223,7 +223,8 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 			klog.FromContext(ctx).Info("A GPU is used without a claim", "device", gpu, "processes", use.String())
 		}
 		if use.plugin != "" && was.plugin != use.plugin {
-			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonOfDevicePlugin, "Device %s: another device plugin of this node offers it as %s, so claims do not get it: a GPU has one path", gpu, use.plugin)
+			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonOfDevicePlugin,
+				"Device %s: another device plugin of this node offers it as %s, so claims do not get it: a GPU has one path", gpu, use.plugin)
 		}
 		if !sets.New(was.users()...).HasAll(use.users()...) {
 			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, use.message())

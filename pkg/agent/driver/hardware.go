@@ -107,8 +107,8 @@ func (h *Hardware) healthChanged(ctx context.Context, gpu string, was, is health
 }
 
 // Discover looks at the node: for GPUs if none are known, and for what has changed since. The library is opened anew if the driver has
-// gone or GPUs have been plugged in, which an open session does not see. What hangs is given up when ctx ends, and comes to its end by itself: a look
-// that is cut would leave it open what there is.
+// gone or GPUs have been plugged in, which an open session does not see. What hangs is given up when ctx ends, and comes to its end by
+// itself: a look that is cut would leave it open what there is.
 func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
 	if err := h.sessions.alone(ctx, "wait for NVML", func() error {
 		ctx := context.WithoutCancel(ctx)

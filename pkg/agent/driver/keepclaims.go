@@ -34,7 +34,8 @@ func keepCDI(ctx context.Context, claims *prepare.Manager, dir string) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		// Out of inotify instances: the periodic check remains.
-		utilruntime.HandleErrorWithContext(ctx, err, "The CDI folder cannot be watched, it is only checked periodically", "folder", dir, "interval", reconcileInterval)
+		utilruntime.HandleErrorWithContext(ctx, err, "The CDI folder cannot be watched, it is only checked periodically", "folder", dir,
+			"interval", reconcileInterval)
 		watcher = &fsnotify.Watcher{}
 	} else {
 		defer watcher.Close()

@@ -20,10 +20,11 @@ const (
 
 var (
 	callSeconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
-		Namespace:      metricsNamespace,
-		Subsystem:      metricsSubsystem,
-		Name:           "call_duration_seconds",
-		Help:           "Time that the kubelet's calls took, counted once for each claim of a call, by operation (prepare, unprepare) and outcome (ok, error).",
+		Namespace: metricsNamespace,
+		Subsystem: metricsSubsystem,
+		Name:      "call_duration_seconds",
+		Help: "Time that the kubelet's calls took, counted once for each claim of a call, by operation (prepare, unprepare) and " +
+			"outcome (ok, error).",
 		Buckets:        []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 45},
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"operation", "outcome"})
@@ -45,18 +46,20 @@ var (
 	}, []string{"reason"})
 
 	statusErrors = metrics.NewCounterVec(&metrics.CounterOpts{
-		Namespace:      metricsNamespace,
-		Subsystem:      metricsSubsystem,
-		Name:           "claim_status_errors_total",
-		Help:           "Number of times that the status of a claim's devices could not be written, by reason (forbidden, invalid, other). It is tried again.",
+		Namespace: metricsNamespace,
+		Subsystem: metricsSubsystem,
+		Name:      "claim_status_errors_total",
+		Help: "Number of times that the status of a claim's devices could not be written, by reason (forbidden, invalid, other). It " +
+			"is tried again.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 
 	sliceGapSeconds = metrics.NewHistogram(&metrics.HistogramOpts{
-		Namespace:      metricsNamespace,
-		Subsystem:      metricsSubsystem,
-		Name:           "slice_gap_seconds",
-		Help:           "How long not all of the node's ResourceSlices were in the API server, after somebody deleted some: every start of the kubelet deletes all.",
+		Namespace: metricsNamespace,
+		Subsystem: metricsSubsystem,
+		Name:      "slice_gap_seconds",
+		Help: "How long not all of the node's ResourceSlices were in the API server, after somebody deleted some: every start of the " +
+			"kubelet deletes all.",
 		Buckets:        []float64{.1, .25, .5, 1, 2, 3, 5, 10, 30, 60, 300},
 		StabilityLevel: metrics.ALPHA,
 	})
@@ -94,10 +97,11 @@ var (
 	})
 
 	occupiedGPUs = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace:      metricsNamespace,
-		Subsystem:      metricsSubsystem,
-		Name:           "occupied_gpus",
-		Help:           "GPUs of which something is held by a prepared claim that is not allocated any more, while it is not certain that nobody uses it, or that are in quarantine.",
+		Namespace: metricsNamespace,
+		Subsystem: metricsSubsystem,
+		Name:      "occupied_gpus",
+		Help: "GPUs of which something is held by a prepared claim that is not allocated any more, while it is not certain that " +
+			"nobody uses it, or that are in quarantine.",
 		StabilityLevel: metrics.ALPHA,
 	})
 
@@ -126,15 +130,17 @@ var (
 	})
 
 	gpusOfDevicePlugins = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Namespace:      metricsNamespace,
-		Subsystem:      metricsSubsystem,
-		Name:           "gpus_of_device_plugins",
-		Help:           "GPUs that another device plugin of the node offers or has given to a pod (1 each), by its resource. Claims do not get them.",
+		Namespace: metricsNamespace,
+		Subsystem: metricsSubsystem,
+		Name:      "gpus_of_device_plugins",
+		Help: "GPUs that another device plugin of the node offers or has given to a pod (1 each), by its resource. Claims do " +
+			"not get them.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"device", "resource"})
 
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(callSeconds, callsInFlight, sliceErrors, statusErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, strayFiles,
+		legacyregistry.MustRegister(callSeconds, callsInFlight, sliceErrors, statusErrors, sliceGapSeconds, poolGeneration, slicesPublished,
+			leftoversReleased, strayFiles,
 			occupiedGPUs, socketsRenewed, foreignProcesses, gpusOfUnknownUse, gpusOfDevicePlugins)
 		legacyregistry.CustomMustRegister(gpuMetrics)
 		legacyregistry.CustomMustRegister(claimMetrics)
@@ -151,12 +157,16 @@ type gpuCollector struct {
 var gpuMetrics = &gpuCollector{}
 
 func gpuDesc(name, help string, labels ...string) *metrics.Desc {
-	return metrics.NewDesc(metrics.BuildFQName(metricsNamespace, metricsSubsystem, name), help, append([]string{"device"}, labels...), nil, metrics.ALPHA, "")
+	return metrics.NewDesc(metrics.BuildFQName(metricsNamespace, metricsSubsystem, name), help,
+		append([]string{"device"}, labels...), nil, metrics.ALPHA, "")
 }
 
 var (
-	healthDesc      = gpuDesc("device_health", "1 for the health that a GPU, or a MIG device that there is, has, 0 for the others (Healthy, Unhealthy, Unknown).", "health")
-	faultDesc       = gpuDesc("device_fault", "1 for each fault that a GPU, or a MIG device that there is, has, by reason, and by whether somebody has to act (permanent).", "reason", "permanent")
+	healthDesc = gpuDesc("device_health",
+		"1 for the health that a GPU, or a MIG device that there is, has, 0 for the others (Healthy, Unhealthy, Unknown).", "health")
+	faultDesc = gpuDesc("device_fault",
+		"1 for each fault that a GPU, or a MIG device that there is, has, by reason, and by whether somebody has to act (permanent).",
+		"reason", "permanent")
 	temperatureDesc = gpuDesc("gpu_temperature_celsius", "Temperature of a GPU.")
 	powerDesc       = gpuDesc("gpu_power_watts", "Power that a GPU draws.")
 	eccDesc         = gpuDesc("gpu_ecc_errors_total", "Memory errors since the driver was loaded, by kind (corrected, uncorrected).", "kind")

@@ -66,7 +66,8 @@ func (p *publisher) whileNode(ctx context.Context, uid types.UID) {
 			p.server.read(ctx, node)
 			pause = 0
 		case err == nil, apierrors.IsNotFound(err):
-			klog.FromContext(ctx).Info("The Node that owns the ResourceSlices is gone: they are published again for the next one", "node", p.nodeName, "uid", uid)
+			klog.FromContext(ctx).Info("The Node that owns the ResourceSlices is gone: they are published again for the next one",
+				"node", p.nodeName, "uid", uid)
 			return
 		default:
 			pause = retryInterval

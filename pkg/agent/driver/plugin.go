@@ -51,7 +51,9 @@ type plugin struct {
 var _ kubeletplugin.DRAPlugin = &plugin{}
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin. The context ends when the kubelet gives up (45 s).
-func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (p *plugin) PrepareResourceClaims(ctx context.Context,
+	claims []*resourceapi.ResourceClaim,
+) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	start := time.Now()
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	prepared := p.prepareAll(ctx, claims)
@@ -73,7 +75,8 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 // prepareAll does not begin with claims that are refused.
 func (p *plugin) prepareAll(ctx context.Context, claims []*resourceapi.ResourceClaim) map[types.UID]prepare.Result {
 	refused := p.refuse(ctx, claims)
-	results := p.claims.PrepareAll(ctx, slices.DeleteFunc(slices.Clone(claims), func(c *resourceapi.ResourceClaim) bool { return refused[c.UID] != nil }))
+	results := p.claims.PrepareAll(ctx,
+		slices.DeleteFunc(slices.Clone(claims), func(c *resourceapi.ResourceClaim) bool { return refused[c.UID] != nil }))
 	for uid, err := range refused {
 		results[uid] = prepare.Result{Err: err}
 	}

@@ -49,8 +49,9 @@ const (
 	// nodeInterval is how often the Node is read although nothing tells that it was made anew.
 	nodeInterval = time.Minute
 
-	// After firstAnew a slice of which the API server dropped fields is written again, and then after pauses that double up to lastAnew: while API
-	// servers of two versions answer, the next one may keep them, and one that is upgraded does in the end. Each such write is a new generation.
+	// After firstAnew a slice of which the API server dropped fields is written again, and then after pauses that double up to
+	// lastAnew: while API servers of two versions answer, the next one may keep them, and one that is upgraded does in the
+	// end. Each such write is a new generation.
 	firstAnew, lastAnew = time.Minute, time.Hour
 
 	// registeredPoll is how often it is looked whether the kubelet has registered the driver, while that is waited for.
@@ -72,7 +73,8 @@ type publisher struct {
 	resources func(pool string) (resources resourceslice.DriverResources, ok bool)
 	status    *Status
 
-	// changed tells that what should be published may have changed, or has to be written anew. What it is, is computed by the one who takes it.
+	// changed tells that what should be published may have changed, or has to be written anew. What it
+	// is, is computed by the one who takes it.
 	changed chan struct{}
 	// anew: it has to be written anew what was written before.
 	anew atomic.Bool
@@ -81,7 +83,8 @@ type publisher struct {
 	// leads is closed when no other agent of this node publishes, or when that cannot be known.
 	leads    chan struct{}
 	leadOnce sync.Once
-	// occupiedKnown is closed once it has been looked at what is occupied, and foreignKnown once it has been looked who uses GPUs without a claim.
+	// occupiedKnown is closed once it has been looked at what is occupied, and foreignKnown once it has
+	// been looked who uses GPUs without a claim.
 	occupiedKnown, foreignKnown chan struct{}
 	// failed tells that a slice could not be written since the last try.
 	failed atomic.Bool
@@ -287,8 +290,8 @@ func (p *publisher) publish(ctx context.Context) error {
 	return nil
 }
 
-// publishFor is publish for as long as the Node has that UID, which is the slices' owner: those of an owner that is gone are deleted as soon as they
-// are made.
+// publishFor is publish for as long as the Node has that UID, which is the slices' owner: those of an owner that is
+// gone are deleted as soon as they are made.
 func (p *publisher) publishFor(ctx context.Context, uid types.UID) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -321,8 +324,9 @@ func (p *publisher) publishFor(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// awaitFirstLooks waits, for at most firstLookTime: what is published first must not take away a taint that an agent before has set for good
-// reasons. When the agent returns with the driver pods wait for that, and a kubelet that has not registered it yet would let them wait on.
+// awaitFirstLooks waits, for at most firstLookTime: what is published first must not take away a taint that an agent before
+// has set for good reasons. When the agent returns with the driver pods wait for that, and a kubelet that has not
+// registered it yet would let them wait on.
 func (p *publisher) awaitFirstLooks(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstLookTime)
 	defer cancel()
@@ -343,8 +347,9 @@ func (p *publisher) awaitFirstLooks(ctx context.Context) {
 	}
 }
 
-// update tells the controller what is wanted until ctx ends: what differs from what was told last, and all of it when it is to be written anew,
-// could not be written, or was a while ago not taken as a whole. What the API server has instead is no reason: it may drop fields each time.
+// update tells the controller what is wanted until ctx ends: what differs from what was told last, and all of it when it
+// is to be written anew, could not be written, or was a while ago not taken as a whole. What the API server has instead is
+// no reason: it may drop fields each time.
 func (p *publisher) update(ctx context.Context, controller interface {
 	Update(resources *resourceslice.DriverResources)
 }, last *resourceslice.DriverResources,
@@ -430,7 +435,8 @@ func (p *publisher) handleError(ctx context.Context, err error, msg string) {
 	case errors.As(err, &dropped):
 		p.dropped.Store(true)
 		sliceErrors.WithLabelValues("dropped_fields").Inc()
-		utilruntime.HandleErrorWithContext(ctx, err, "The API server dropped fields of a ResourceSlice: feature gates of the cluster are off", "pool", dropped.PoolName, "slice", dropped.SliceIndex, "features", dropped.DisabledFeatures())
+		utilruntime.HandleErrorWithContext(ctx, err, "The API server dropped fields of a ResourceSlice: feature gates of the cluster are off",
+			"pool", dropped.PoolName, "slice", dropped.SliceIndex, "features", dropped.DisabledFeatures())
 	case apierrors.IsInvalid(err):
 		sliceErrors.WithLabelValues("invalid").Inc()
 		p.anew.Store(true) // tried again with the next look

@@ -25,7 +25,8 @@ import (
 )
 
 // Release takes a claim's devices back for an administrator, beside an agent that runs: with its locks, and on the proof by which the agent
-// releases leftovers, which takes two looks a minute apart. With force neither is waited for. Who does not answer a look is waited for half a minute. The agent itself must not run.
+// releases leftovers, which takes two looks a minute apart. With force neither is waited for. Who does not answer a look is waited for half
+// a minute. The agent itself must not run.
 func (a *Agent) Release(ctx context.Context, claim types.UID, force bool, say func(string)) (prepare.Released, error) {
 	if err := a.claims.MakeFolders(); err != nil {
 		return prepare.Released{}, err
@@ -78,7 +79,8 @@ func inTime(ctx context.Context, f func(context.Context) error) error {
 	return f(ctx)
 }
 
-// ended tells whether no process of the pod is left. It is not known where the kubelet cannot be seen, as then its pods' processes cannot be, either.
+// ended tells whether no process of the pod is left. It is not known where the kubelet cannot be seen, as
+// then its pods' processes cannot be, either.
 func (a *Agent) ended(ctx context.Context, pod *corev1.Pod) bool {
 	if seesPeer(ctx, a.podResources()) != nil {
 		return false

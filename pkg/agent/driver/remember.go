@@ -24,9 +24,9 @@ import (
 	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
-// keepMissing adds to what was found the GPUs that were known and do not answer now. A GPU that is lost has to stay in the ResourceSlices, or
-// its taint would be gone with it and the pods that have it would never be moved. One that was taken out, without anybody holding it, is
-// not kept.
+// keepMissing adds to what was found the GPUs that were known and do not answer now. A GPU that is lost has to stay in the
+// ResourceSlices, or its taint would be gone with it and the pods that have it would never be moved. One that was taken out,
+// without anybody holding it, is not kept.
 func keepMissing(found *discovery.Node, known []discovery.GPU, held func(gpu string) bool) {
 	nameless := slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool { return f.UUID == "" && f.PCIBusID == "" })
 	for _, gpu := range known {
@@ -59,8 +59,8 @@ func keepBound(found *discovery.Node, known []discovery.GPU, held func(gpu strin
 	}
 }
 
-// keepDomain lets the NVLink domain of a GPU that was passed through keep its name, which may come from that very GPU, as long as the others
-// in it still are in one.
+// keepDomain lets the NVLink domain of a GPU that was passed through keep its name, which may come from that very GPU, as
+// long as the others in it still are in one.
 func keepDomain(found *discovery.Node, known []discovery.GPU, bound *discovery.GPU) {
 	if bound.NVLink == nil || bound.NVLink.Domain == "" {
 		return
@@ -105,7 +105,8 @@ func ClaimsIn(stateDir string) func() ([]*ledger.Record, error) {
 	return ledger.At(durable.OS{}, prepare.LedgerDir(stateDir)).Records
 }
 
-// gpusOnBus lists NVIDIA's GPUs that the kernel sees, with their drivers: a session sees a GPU that the NVIDIA driver had when it was opened.
+// gpusOnBus lists NVIDIA's GPUs that the kernel sees, with their drivers: a session sees a GPU that
+// the NVIDIA driver had when it was opened.
 func gpusOnBus(sysfs fs.ReadLinkFS) []string {
 	gpus, err := vfio.GPUs(sysfs)
 	if err != nil {

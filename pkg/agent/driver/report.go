@@ -76,8 +76,8 @@ type stuckError struct{ error }
 
 func (e stuckError) Unwrap() error { return e.error }
 
-// known tells whether a failure to prepare is one that the agent can say more about than the kubelet, and its reason: one that will not pass
-// by itself, or of which it is known what has to pass.
+// known tells whether a failure to prepare is one that the agent can say more about than the kubelet, and its reason: one that will not
+// pass by itself, or of which it is known what has to pass.
 func known(err error) (reason string, ok bool) {
 	var held *prepare.HeldError
 	var quarantined *prepare.QuarantinedError
@@ -320,7 +320,8 @@ func (r *reporter) sayRefused(ctx context.Context, claim ledger.Claim, err error
 		return
 	}
 	r.refused[claim] = reason
-	utilruntime.HandleErrorWithContext(ctx, err, "Status of the claim's devices cannot be written, trying again", "claim", klog.KRef(claim.Namespace, claim.Name))
+	utilruntime.HandleErrorWithContext(ctx, err, "Status of the claim's devices cannot be written, trying again", "claim",
+		klog.KRef(claim.Namespace, claim.Name))
 }
 
 // refusal says in a word why the API server did not take a status.
@@ -391,7 +392,8 @@ func (r *reporter) noteUnready(claim ledger.Claim, devices []resourceapi.Allocat
 	defer r.mu.Unlock()
 	delete(r.unready, claim)
 	for i := range devices {
-		if c := meta.FindStatusCondition(devices[i].Conditions, ConditionReady); c.Status == metav1.ConditionFalse && c.Reason != reasonNotPrepared {
+		if c := meta.FindStatusCondition(devices[i].Conditions, ConditionReady); c.Status == metav1.ConditionFalse &&
+			c.Reason != reasonNotPrepared {
 			r.unready[claim] = true
 		}
 	}
@@ -423,7 +425,8 @@ func (r *reporter) apply(ctx context.Context, claim *resourceapi.ResourceClaim, 
 		status.WithDevices(config)
 	}
 	config := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
-	_, err := r.client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, config, metav1.ApplyOptions{FieldManager: Name, Force: true})
+	_, err := r.client.ResourceV1().ResourceClaims(claim.Namespace).
+		ApplyStatus(ctx, config, metav1.ApplyOptions{FieldManager: Name, Force: true})
 	if err != nil {
 		return fmt.Errorf("write the status of the devices of claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
@@ -440,16 +443,22 @@ func (r *reporter) podEvents(claim *resourceapi.ResourceClaim, changes []conditi
 		for _, change := range changes {
 			switch {
 			case change.is.Type == ConditionReady && change.is.Reason == reasonStuck:
-				r.recorder.Eventf(pod, corev1.EventTypeWarning, reasonStuck, "The pod cannot end, because device %s of claim %s cannot be taken back: %s", change.device, claim.Name, change.is.Message)
+				r.recorder.Eventf(pod, corev1.EventTypeWarning, reasonStuck,
+					"The pod cannot end, because device %s of claim %s cannot be taken back: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Reason == reasonReleasing:
-				r.recorder.Eventf(pod, corev1.EventTypeNormal, reasonReleasing, "Device %s of claim %s is prepared as soon as it is released: %s", change.device, claim.Name, change.is.Message)
+				r.recorder.Eventf(pod, corev1.EventTypeNormal, reasonReleasing, "Device %s of claim %s is prepared as soon as it is released: %s",
+					change.device, claim.Name, change.is.Message)
 			case change.is.Reason == reasonHeld || change.is.Reason == reasonShare:
-				r.recorder.Eventf(pod, corev1.EventTypeWarning, change.is.Reason, "Device %s of claim %s cannot be prepared before others have left its GPU: %s", change.device, claim.Name, change.is.Message)
+				r.recorder.Eventf(pod, corev1.EventTypeWarning, change.is.Reason,
+					"Device %s of claim %s cannot be prepared before others have left its GPU: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Type == ConditionReady && change.is.Status == metav1.ConditionFalse && change.is.Reason != reasonNotPrepared:
-				r.recorder.Eventf(pod, corev1.EventTypeWarning, change.is.Reason, "Device %s of claim %s cannot be prepared, and that will not pass by itself: %s", change.device, claim.Name, change.is.Message)
+				r.recorder.Eventf(pod, corev1.EventTypeWarning, change.is.Reason,
+					"Device %s of claim %s cannot be prepared, and that will not pass by itself: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Type == ConditionHealthy && change.is.Status == metav1.ConditionFalse:
-				r.recorder.Eventf(pod, corev1.EventTypeWarning, reasonDeviceUnhealthy, "Device %s of claim %s: %s", change.device, claim.Name, change.is.Message)
-			case change.is.Type == ConditionHealthy && change.is.Status == metav1.ConditionTrue && change.was != nil && change.was.Status == metav1.ConditionFalse:
+				r.recorder.Eventf(pod, corev1.EventTypeWarning, reasonDeviceUnhealthy, "Device %s of claim %s: %s", change.device,
+					claim.Name, change.is.Message)
+			case change.is.Type == ConditionHealthy && change.is.Status == metav1.ConditionTrue && change.was != nil &&
+				change.was.Status == metav1.ConditionFalse:
 				r.recorder.Eventf(pod, corev1.EventTypeNormal, reasonDeviceHealthy, "Device %s of claim %s is healthy again", change.device, claim.Name)
 			}
 		}

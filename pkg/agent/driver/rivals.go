@@ -60,15 +60,20 @@ type RivalError struct {
 func (e *RivalError) Error() string {
 	switch {
 	case e.Checkpoint != "":
-		return fmt.Sprintf("NVIDIA's DRA driver has left %s, by which it remembers the claims that it has prepared on this node: if it is to be replaced, drain the node and remove the file", e.Checkpoint)
+		return fmt.Sprintf("NVIDIA's DRA driver has left %s, by which it remembers the claims that it has prepared on this node: if it is to "+
+			"be replaced, drain the node and remove the file", e.Checkpoint)
 	case e.Err != nil:
-		return fmt.Sprintf("something serves the registration socket %s for driver %s but does not say what it is: %.200s; stop it, the kubelet would hand claims to either", e.Registrar, Name, e.Err)
+		return fmt.Sprintf("something serves the registration socket %s for driver %s but does not say what it is: %.200s; stop it, the "+
+			"kubelet would hand claims to either", e.Registrar, Name, e.Err)
 	case e.SameUID:
-		return fmt.Sprintf("another stowage node agent (%.100s) already serves driver %s on this node with the same --pod-uid, by the registration socket %s: stop it first, or give each agent a --pod-uid of its own", e.Version, Name, e.Registrar)
+		return fmt.Sprintf("another stowage node agent (%.100s) already serves driver %s on this node with the same --pod-uid, by the "+
+			"registration socket %s: stop it first, or give each agent a --pod-uid of its own", e.Version, Name, e.Registrar)
 	case e.Version != "":
-		return fmt.Sprintf("another stowage node agent (%.100s) already serves driver %s on this node, with the registration socket %s: stop it first, or give both agents their --pod-uid for a rolling update", e.Version, Name, e.Registrar)
+		return fmt.Sprintf("another stowage node agent (%.100s) already serves driver %s on this node, with the registration socket %s: stop "+
+			"it first, or give both agents their --pod-uid for a rolling update", e.Version, Name, e.Registrar)
 	default:
-		return fmt.Sprintf("another plugin serves driver %s on this node, with the registration socket %s and the endpoint %.200q: the kubelet calls whoever registered last, and both publish the node's devices in turns. "+
+		return fmt.Sprintf("another plugin serves driver %s on this node, with the registration socket %s and the endpoint %.200q: the kubelet "+
+			"calls whoever registered last, and both publish the node's devices in turns. "+
 			"Cordon and drain the node, and remove one of the two", Name, e.Registrar, e.Endpoint)
 	}
 }
@@ -111,7 +116,8 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 			logger.Info("Starting beside another agent, which this one replaces", "socket", path)
 			a.status.setReplaces()
 		case nobodyKnown:
-			logger.Info("A plugin of another name does not answer, or one has just ended, going on without it", "socket", path, "reason", err.Error())
+			logger.Info("A plugin of another name does not answer, or one has just ended, going on without it",
+				"socket", path, "reason", err.Error())
 		case somebodyElse:
 		}
 	}
@@ -121,8 +127,8 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 	return a.removeStaleEndpoints(ctx)
 }
 
-// registrationSockets are those that the kubelet looks at: in all folders below its own, also hidden ones, which it walks when it starts. Only
-// sockets whose own names begin with a dot it passes over.
+// registrationSockets are those that the kubelet looks at: in all folders below its own, also hidden ones, which it walks when it starts.
+// Only sockets whose own names begin with a dot it passes over.
 func (a *Agent) registrationSockets() (map[string]fs.FileInfo, error) {
 	root, sockets := a.registryDir()+"/", map[string]fs.FileInfo{} // the folder itself may be a link
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -167,7 +173,8 @@ func (a *Agent) judge(ctx context.Context, path string) (registrant, error) {
 	case version != "" && a.opts.PodUID != "" && path == a.registrarPath():
 		// It would take the other one's sockets, and leave the kubelet with none when it ends.
 		return aRival, &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version, SameUID: true}
-	case version != "" && a.opts.PodUID != "" && filepath.Dir(info.GetEndpoint()) == a.pluginDir() && filepath.Base(info.GetEndpoint()) != "dra.sock":
+	case version != "" && a.opts.PodUID != "" && filepath.Dir(info.GetEndpoint()) == a.pluginDir() &&
+		filepath.Base(info.GetEndpoint()) != "dra.sock":
 		return anAgentOfOurs, nil
 	}
 	return aRival, &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version}
@@ -203,9 +210,9 @@ func (a *Agent) watchRivals(ctx context.Context) {
 	wait.UntilWithContext(klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "rivals")), w.look, rivalInterval)
 }
 
-// look asks the sockets that are new, and those of our driver name, who they are. The agent is not ready for as long as there is a rival. Who
-// does not answer is one only if it was: the kubelet does not register it either, and it may be an agent of ours that starts, or cannot end.
-// Sockets of plugins that are gone may stay: the kubelet prefers a plugin that it can reach.
+// look asks the sockets that are new, and those of our driver name, who they are. The agent is not ready for as long as there is a rival.
+// Who does not answer is one only if it was: the kubelet does not register it either, and it may be an agent of ours that starts, or cannot
+// end. Sockets of plugins that are gone may stay: the kubelet prefers a plugin that it can reach.
 func (w *rivalWatch) look(ctx context.Context) {
 	a := w.agent
 	sockets, err := a.registrationSockets()

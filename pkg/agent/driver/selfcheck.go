@@ -94,8 +94,11 @@ type needs struct {
 func newSelfCheck(opts Options, status *Status, needs needs, readLedger func() error, tell func(context.Context, *problem)) *selfCheck {
 	c := &selfCheck{
 		status: status, instance: string(uuid.NewUUID()), fsys: opts.FS,
-		folders: []string{opts.StateDir, prepare.LedgerDir(opts.StateDir), prepare.QuarantineDir(opts.StateDir), prepare.LocksDir(opts.StateDir), opts.CDIDir},
-		needs:   needs, readLedger: readLedger, tell: tell, soon: make(chan struct{}, 1),
+		folders: []string{
+			opts.StateDir, prepare.LedgerDir(opts.StateDir), prepare.QuarantineDir(opts.StateDir),
+			prepare.LocksDir(opts.StateDir), opts.CDIDir,
+		},
+		needs: needs, readLedger: readLedger, tell: tell, soon: make(chan struct{}, 1),
 	}
 	if c.fsys == nil {
 		c.fsys = durable.OS{}

@@ -21,8 +21,8 @@ import (
 	"stowage.dev/stowage/pkg/agent/stepaside"
 )
 
-// library is an open session of NVML, with those who are using it. What happens to a library that is closed under a call is not known, so the
-// last one closes it, which may be never if a call hangs.
+// library is an open session of NVML, with those who are using it. What happens to a library that is closed under a call is not known, so
+// the last one closes it, which may be never if a call hangs.
 type library struct {
 	*nvml.Handle
 	// leave is called when the session is closed.
@@ -101,7 +101,8 @@ func (l *library) shutdown() {
 	close(l.closed)
 }
 
-// closeTimeout is how long the opening of another session waits until nobody uses the old one. It leaves time to what waits for the new one.
+// closeTimeout is how long the opening of another session waits until nobody uses the old one. It
+// leaves time to what waits for the new one.
 const closeTimeout = 5 * time.Second
 
 // sessions opens and closes sessions with NVML, of which one is open at a time.
@@ -253,7 +254,8 @@ func (s *sessions) close(ctx context.Context, lib *library, stale bool) {
 			klog.FromContext(ctx).Error(lib.err, "Close NVML")
 		}
 	default:
-		klog.FromContext(ctx).Info("NVML is opened anew while a call hangs, and the old session is closed when that returns: until then GPUs that were plugged in may not be seen")
+		klog.FromContext(ctx).Info("NVML is opened anew while a call hangs, and the old session is closed when that returns: until then GPUs " +
+			"that were plugged in may not be seen")
 	}
 }
 

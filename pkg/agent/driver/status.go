@@ -38,7 +38,8 @@ const (
 )
 
 var stageNames = [stages]string{
-	"ledger read", "folders writable", "serving the kubelet", "registered by the kubelet", "no rival plugin", "GPUs found", "accepted by the API server",
+	"ledger read", "folders writable", "serving the kubelet", "registered by the kubelet", "no rival plugin", "GPUs found",
+	"accepted by the API server",
 	"publishes the node's ResourceSlices",
 }
 

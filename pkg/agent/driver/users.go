@@ -60,8 +60,8 @@ func (g *usage) in(ctx context.Context, gpu string, at ...*ledger.Partition) (in
 	return in, nil
 }
 
-// processes counts those of usage.in without the servers of our MPS daemons: such a one is there as long as its daemon, whether or not it has
-// clients, and these are processes of their own.
+// processes counts those of usage.in without the servers of our MPS daemons: such a one is there as long as its daemon, whether or not it
+// has clients, and these are processes of their own.
 func (a *Agent) processes(ctx context.Context, gpu string, at ...*ledger.Partition) (n int, err error) {
 	processes, err := a.opts.Hardware.users.in(ctx, gpu, at...)
 	if err != nil {

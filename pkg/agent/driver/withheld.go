@@ -142,7 +142,10 @@ func (o *occupiedPlace) equals(p occupiedPlace) bool {
 }
 
 func (o *occupiedPlace) taint() resourceapi.DeviceTaint {
-	return resourceapi.DeviceTaint{Key: TaintKey(reasonOccupied), Value: string(o.claim), Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: addedAt(o.since)}
+	return resourceapi.DeviceTaint{
+		Key: TaintKey(reasonOccupied), Value: string(o.claim), Effect: resourceapi.DeviceTaintEffectNoSchedule,
+		TimeAdded: addedAt(o.since),
+	}
 }
 
 // placeOf is where an offer is on its GPU, nil if it is all of it.

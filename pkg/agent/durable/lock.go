@@ -60,7 +60,9 @@ func openAnyhow(path string) (*os.File, error) {
 	return file, err
 }
 
-func lock(ctx context.Context, path, name string, open func(string) (*os.File, error), try func(*os.File) error) (unlock func(), err error) {
+func lock(ctx context.Context, path, name string, open func(string) (*os.File, error),
+	try func(*os.File) error,
+) (unlock func(), err error) {
 	file, err := open(path)
 	if err != nil {
 		return nil, err
@@ -80,7 +82,8 @@ func lock(ctx context.Context, path, name string, open func(string) (*os.File, e
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("the lock %s has been held by another call for %s: %w", name, time.Since(start).Round(time.Millisecond), ctx.Err()), file.Close())
+			return nil, errors.Join(fmt.Errorf("the lock %s has been held by another call for %s: %w", name,
+				time.Since(start).Round(time.Millisecond), ctx.Err()), file.Close())
 		case <-time.After(pause):
 		}
 	}

@@ -79,7 +79,8 @@ var (
 	readingAge = newDesc(metrics.GaugeValue, "reading_age_seconds",
 		"How long ago the GPU was read. A GPU that does not answer has none, and no values.", deviceLabels...)
 	pluginIDs = newDesc(metrics.GaugeValue, "device_plugin_ids",
-		"Device IDs by which device plugins offer the GPU or MIG device to pods, by resource. A GPU that claims can have, too, may be given out twice.",
+		"Device IDs by which device plugins offer the GPU or MIG device to pods, by resource. A GPU that claims can have, too, may be "+
+			"given out twice.",
 		append(deviceLabels[:6:6], "resource")...)
 
 	kubeletAnswers = newDesc(metrics.GaugeValue, "exporter_pod_resources_up",

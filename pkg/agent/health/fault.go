@@ -69,9 +69,9 @@ type rule struct {
 	set, clear time.Duration
 }
 
-// rules. What NVML states is believed at once, but that a GPU is lost, for which pods are moved, must be seen in two polls. What is measured must
-// last, because load changes it: a busy driver takes 10 seconds and more for an answer, and is not hung. The XID's quiet time is long, because
-// the next job may run into the same error.
+// rules. What NVML states is believed at once, but that a GPU is lost, for which pods are moved, must be seen in two polls. What is
+// measured must last, because load changes it: a busy driver takes 10 seconds and more for an answer, and is not hung. The XID's quiet time
+// is long, because the next job may run into the same error.
 var rules = map[Reason]rule{
 	Lost:        {severity: Evict, permanent: true, set: PollInterval / 2, clear: 30 * time.Second},
 	Hung:        {severity: Avoid, set: 30 * time.Second, clear: 30 * time.Second},

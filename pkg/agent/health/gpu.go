@@ -166,7 +166,8 @@ func (g *gpu) tellOdd(ctx context.Context, odd error) {
 	g.odd = text
 	g.mu.Unlock()
 	if text != was && text != "" {
-		klog.FromContext(ctx).Info("The GPU answers, but does not give some of its readings: nothing is concluded from them", "device", g.name, "reason", text)
+		klog.FromContext(ctx).Info("The GPU answers, but does not give some of its readings: nothing is concluded from them",
+			"device", g.name, "reason", text)
 	}
 }
 

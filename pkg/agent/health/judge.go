@@ -27,8 +27,8 @@ var recoveryActions = map[uint32]struct{ word, text string }{
 const marginC = 5
 
 // judge returns what the readings say is wrong with the whole GPU, and the reasons on which they say something at all: of what the GPU
-// or its driver does not tell nothing is concluded. hot tells that the GPU was too hot before, which makes the margin count; explained memory
-// errors are those of MIG devices; lanes are the most that the PCIe link was seen with.
+// or its driver does not tell nothing is concluded. hot tells that the GPU was too hot before, which makes the margin count; explained
+// memory errors are those of MIG devices; lanes are the most that the PCIe link was seen with.
 //
 // The generation of the PCIe link is not judged, because an idle GPU lowers it to save power. Some lower the width with it, so a narrow
 // link is judged at its full generation only.
@@ -53,23 +53,27 @@ func judge(r nvml.Readings, hot bool, explained uint64, lanes int) (faults []Fau
 			lanes = min(l.PortWidth, l.MaxWidth)
 		}
 		full := l.Width >= lanes || l.Generation >= l.MaxGeneration
-		about(PCIe, l.Width > 0 && full, l.Width < lanes, fmt.Sprintf("x%d", l.Width), fmt.Sprintf("the PCIe link has %d of %d lanes", l.Width, lanes))
+		about(PCIe, l.Width > 0 && full, l.Width < lanes, fmt.Sprintf("x%d", l.Width),
+			fmt.Sprintf("the PCIe link has %d of %d lanes", l.Width, lanes))
 	}
-	about(ECC, r.ECC != nil, r.ECC != nil && r.ECC.Uncorrected > explained, "", "the memory has had errors that could not be corrected since the driver was loaded")
-	about(RowFailed, r.Rows != nil, r.Rows != nil && r.Rows.Failed, "", "a bad row of the memory could not be replaced: the GPU has to be exchanged")
+	about(ECC, r.ECC != nil, r.ECC != nil && r.ECC.Uncorrected > explained, "",
+		"the memory has had errors that could not be corrected since the driver was loaded")
+	about(RowFailed, r.Rows != nil, r.Rows != nil && r.Rows.Failed, "",
+		"a bad row of the memory could not be replaced: the GPU has to be exchanged")
 	about(RowPending, r.Rows != nil, r.Rows != nil && r.Rows.Pending, "", "a bad row of the memory is replaced with the next reset of the GPU")
 	if a := r.RecoveryAction; a != nil {
 		action, ok := recoveryActions[*a]
 		if !ok {
-			action.word, action.text = fmt.Sprintf("action-%d", *a), fmt.Sprintf("the driver asks for a recovery that this agent does not know (%d)", *a)
+			action.word, action.text = fmt.Sprintf("action-%d", *a),
+				fmt.Sprintf("the driver asks for a recovery that this agent does not know (%d)", *a)
 		}
 		about(Recovery, true, *a != 0, action.word, action.text)
 	}
 	return faults, judged
 }
 
-// overheated compares the temperature with the GPU's own threshold, in whichever form it has one; known tells whether it has. A GPU that was
-// too hot has to cool down by the margin.
+// overheated compares the temperature with the GPU's own threshold, in whichever form it has one; known tells whether it has. A GPU that
+// was too hot has to cool down by the margin.
 func overheated(r nvml.Readings, hot bool) (tooHot, known bool) {
 	var margin int64
 	if hot {

@@ -26,8 +26,8 @@ const off Severity = -1
 
 var severities = map[string]Severity{"off": off, "notice": Notice, "avoid": Avoid}
 
-// ParsePolicy reads items with commas between: "pcie-width=off", "xid/74=notice", "NVIDIA L40S:temperature=notice". Of two items for one rule the
-// later one counts.
+// ParsePolicy reads items with commas between: "pcie-width=off", "xid/74=notice", "NVIDIA L40S:temperature=notice". Of two
+// items for one rule the later one counts.
 func ParsePolicy(text string) (Policy, error) {
 	var p Policy
 	for part := range strings.SplitSeq(text, ",") {

@@ -205,12 +205,13 @@ func (s *State) Partitioned(at time.Time, instances []nvml.GPUInstance) {
 
 func exists(i nvml.Instance, instances []nvml.GPUInstance) bool {
 	return slices.ContainsFunc(instances, func(g nvml.GPUInstance) bool {
-		return g.ID == i.GPU && (i.Compute == nvml.AllCompute || slices.ContainsFunc(g.Devices, func(d nvml.MIGDevice) bool { return d.ComputeInstance == i.Compute }))
+		return g.ID == i.GPU && (i.Compute == nvml.AllCompute ||
+			slices.ContainsFunc(g.Devices, func(d nvml.MIGDevice) bool { return d.ComputeInstance == i.Compute }))
 	})
 }
 
-// Renewed: the driver was loaded anew, or the machine started anew, which also ends all MIG devices. What was latched is over; the rest will
-// be seen again if it is still so.
+// Renewed: the driver was loaded anew, or the machine started anew, which also ends all MIG devices. What was latched is over; the
+// rest will be seen again if it is still so.
 func (s *State) Renewed() {
 	s.explained, s.explaining = 0, false
 	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool { return f.Reason == XID || f.Reason == NoDriver || f.Instance != nil })

@@ -12,8 +12,8 @@ var (
 	// recordXIDs tell that the driver has dealt with memory errors; what is left to be done shows in the readings: remapped rows (63),
 	// a high rate of corrected errors (92), an uncorrected one that ended only the process that met it (94).
 	recordXIDs = map[uint64]bool{63: true, 92: true, 94: true}
-	// wholeXIDs are about parts of the GPU that its MIG devices share, whichever of them NVML names: the microcontrollers (61, 62, 119, 120), the
-	// list of rows to be replaced (64), the links (74), and an error of the memory that was not contained (95).
+	// wholeXIDs are about parts of the GPU that its MIG devices share, whichever of them NVML names: the microcontrollers (61, 62, 119, 120),
+	// the list of rows to be replaced (64), the links (74), and an error of the memory that was not contained (95).
 	wholeXIDs = map[uint64]bool{61: true, 62: true, 64: true, 74: true, 95: true, 119: true, 120: true}
 	// memoryXIDs are errors of the memory that could not be corrected, which NVML's counter also counts. MIG devices have memory of their own.
 	memoryXIDs = map[uint64]bool{48: true, 94: true, 140: true}

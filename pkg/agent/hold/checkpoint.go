@@ -77,7 +77,8 @@ func decodeCheckpoint(data []byte) (*Checkpoint, error) {
 	}
 	for i, e := range content.Data.PodDeviceEntries {
 		if e.PodUID == "" || e.ResourceName == "" || e.DeviceIDs == nil {
-			return nil, fmt.Errorf("it is not of the form that this agent knows: Data.PodDeviceEntries[%d] lacks PodUID, ResourceName or DeviceIDs", i)
+			return nil, fmt.Errorf("it is not of the form that this agent knows: Data.PodDeviceEntries[%d] lacks PodUID, ResourceName or DeviceIDs",
+				i)
 		}
 	}
 	return &Checkpoint{entries: content.Data.PodDeviceEntries}, nil

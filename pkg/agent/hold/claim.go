@@ -37,8 +37,8 @@ func UID(of ledger.PluginDevice) types.UID {
 // ShareID is that of the share of a GPU that a replica of it is.
 func ShareID(of ledger.PluginDevice) types.UID { return UID(of) }
 
-// Claim is allocated the device with that name in ResourceSlices, of that driver and pool, for the pods; of a replica that share of it, which is
-// nil for all others. How the GPU is set up, the node decides.
+// Claim is allocated the device with that name in ResourceSlices, of that driver and pool, for the pods; of a replica that share of it,
+// which is nil for all others. How the GPU is set up, the node decides.
 func Claim(driver, pool string, of ledger.PluginDevice, device string, share *ledger.Share, pods []types.UID) *resourceapi.ResourceClaim {
 	result := resourceapi.DeviceRequestAllocationResult{Request: Request, Driver: driver, Pool: pool, Device: device}
 	if share != nil {

@@ -117,9 +117,9 @@ var runtimes = []string{
 	"/var/snap/microk8s/common/run/containerd.sock", "/run/cri-dockerd.sock",
 }
 
-// cdiInRuntime asks the runtime itself what it was configured with: files would have to be read as it reads them. A host may have several, as k3s
-// beside Docker's containerd, and only the kubelet knows which one is its own: those that do not answer by the CRI are not, and where several do
-// they have to agree.
+// cdiInRuntime asks the runtime itself what it was configured with: files would have to be read as it reads them. A host may have
+// several, as k3s beside Docker's containerd, and only the kubelet knows which one is its own: those that do not answer by the CRI are
+// not, and where several do they have to agree.
 func cdiInRuntime(ctx context.Context, h *Host) (Status, string) {
 	if h.Runtime != Auto {
 		return askRuntime(ctx, h, h.Runtime)
@@ -147,7 +147,8 @@ func cdiInRuntime(ctx context.Context, h *Host) (Status, string) {
 }
 
 func askRuntime(ctx context.Context, h *Host, socket string) (Status, string) {
-	connection, err := grpc.NewClient("unix://"+h.path(strings.TrimPrefix(socket, "unix://")), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.NewClient("unix://"+h.path(strings.TrimPrefix(socket, "unix://")),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return Unknown, err.Error()
 	}
@@ -174,8 +175,8 @@ func askRuntime(ctx context.Context, h *Host, socket string) (Status, string) {
 	return judgeContainerd(version.GetRuntimeVersion(), status.GetInfo()["config"], h.CDIDir)
 }
 
-// judgeContainerd reads the configuration that containerd runs with, as its CRI tells it. Before 1.7 it has no enable_cdi; in 2.x it is true unless
-// set otherwise, and is to go: CDI is always on then.
+// judgeContainerd reads the configuration that containerd runs with, as its CRI tells it. Before 1.7 it has no enable_cdi; in 2.x it is
+// true unless set otherwise, and is to go: CDI is always on then.
 func judgeContainerd(version, configuration, cdiDir string) (Status, string) {
 	name, release := "containerd "+version, "v"+strings.TrimPrefix(version, "v")
 	var config struct {
@@ -193,7 +194,8 @@ func judgeContainerd(version, configuration, cdiDir string) (Status, string) {
 	case config.Enabled != nil && !*config.Enabled:
 		return Missing, name + " has enable_cdi = false"
 	case len(config.Dirs) > 0 && !slices.ContainsFunc(config.Dirs, func(dir string) bool { return sameRun(dir) == sameRun(cdiDir) }):
-		return Missing, fmt.Sprintf("%s reads CDI specifications from %s, and the agent writes them to %s", name, strings.Join(config.Dirs, ", "), cdiDir)
+		return Missing, fmt.Sprintf("%s reads CDI specifications from %s, and the agent writes them to %s", name,
+			strings.Join(config.Dirs, ", "), cdiDir)
 	}
 	return OK, name
 }
@@ -304,7 +306,8 @@ func persistenced(_ context.Context, h *Host) (Status, string) {
 		}
 		return false
 	})
-	status, message := h.beside(h.Passthrough && !asked, "holds GPUs that the agent is to take from the driver, and is not told to let go: its socket is not found", "nvidia-persiste")
+	status, message := h.beside(h.Passthrough && !asked,
+		"holds GPUs that the agent is to take from the driver, and is not told to let go: its socket is not found", "nvidia-persiste")
 	if status == OK {
 		return Note, "it does not run: where nobody else has a GPU open, the first container on it starts some seconds later"
 	}

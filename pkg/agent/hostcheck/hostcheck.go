@@ -59,8 +59,8 @@ func New(host Host) *Checker {
 	return &Checker{host: host, table: Table(), deadline: deadline, begun: map[string]time.Time{}}
 }
 
-// Run looks at all prerequisites that concern the host, at the same time, and returns what it found in the table's order. One that does not answer
-// within 5 s, or before ctx ends, is Unknown.
+// Run looks at all prerequisites that concern the host, at the same time, and returns what it found in the table's order. One that does not
+// answer within 5 s, or before ctx ends, is Unknown.
 func (c *Checker) Run(ctx context.Context) []Finding {
 	table := slices.DeleteFunc(slices.Clone(c.table), func(p Prerequisite) bool { return p.driver && c.host.Simulated })
 	findings := make([]Finding, len(table))

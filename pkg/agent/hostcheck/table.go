@@ -35,8 +35,10 @@ func Table() []Prerequisite {
 	return []Prerequisite{
 		{
 			Name: "driver-files", Level: Required, driver: true, look: driverFiles,
-			Needs: "the files of the NVIDIA driver, `libnvidia-ml.so.1` among them: on the host, in the GPU operator's driver container (`/run/nvidia/driver`), or as GKE installs them (`/home/kubernetes/bin/nvidia`)",
-			Do:    "Install the NVIDIA driver, or let the GPU operator do it. If it is elsewhere, say so with `--driver-root`. The agent waits, and goes on by itself.",
+			Needs: "the files of the NVIDIA driver, `libnvidia-ml.so.1` among them: on the host, in the GPU operator's driver container " +
+				"(`/run/nvidia/driver`), or as GKE installs them (`/home/kubernetes/bin/nvidia`)",
+			Do: "Install the NVIDIA driver, or let the GPU operator do it. If it is elsewhere, say so with `--driver-root`. The agent waits, " +
+				"and goes on by itself.",
 		},
 		{
 			Name: "driver-module", Level: Required, driver: true, look: driverModule,
@@ -50,18 +52,22 @@ func Table() []Prerequisite {
 		},
 		{
 			Name: "cdi", Level: Required, look: cdiInRuntime,
-			Needs: "a container runtime that reads CDI specifications from `--cdi-root`: containerd 2.0, containerd 1.7 with `enable_cdi = true`, or CRI-O 1.23",
-			Do:    "With containerd 1.7, set `enable_cdi = true` and `cdi_spec_dirs` in `[plugins.\"io.containerd.grpc.v1.cri\"]` of its configuration and restart it. The folder of `--cdi-root` has to be among `cdi_spec_dirs`.",
+			Needs: "a container runtime that reads CDI specifications from `--cdi-root`: containerd 2.0, containerd 1.7 with `enable_cdi = true`, " +
+				"or CRI-O 1.23",
+			Do: "With containerd 1.7, set `enable_cdi = true` and `cdi_spec_dirs` in `[plugins.\"io.containerd.grpc.v1.cri\"]` of its " +
+				"configuration and restart it. The folder of `--cdi-root` has to be among `cdi_spec_dirs`.",
 		},
 		{
 			Name: "cdi-hook", Level: Required, driver: true, look: cdiHook,
-			Needs: "`nvidia-cdi-hook` of NVIDIA's container toolkit, 1.18 or later: the agent's image brings its own; with `--nvidia-cdi-hook` the host's is used",
-			Do:    "Upgrade NVIDIA's container toolkit to 1.18 or later, or leave `--nvidia-cdi-hook` out, so that the agent brings its own.",
+			Needs: "`nvidia-cdi-hook` of NVIDIA's container toolkit, 1.18 or later: the agent's image brings its own; with `--nvidia-cdi-hook` " +
+				"the host's is used",
+			Do: "Upgrade NVIDIA's container toolkit to 1.18 or later, or leave `--nvidia-cdi-hook` out, so that the agent brings its own.",
 		},
 		{
 			Name: "toolkit", Level: Recommended, driver: true, look: toolkit,
-			Needs: "if NVIDIA's container runtime is installed: `accept-nvidia-visible-devices-envvar-when-unprivileged = false`, so that pods get no GPU past their claims",
-			Do:    "Run `nvidia-ctk config --in-place --set accept-nvidia-visible-devices-envvar-when-unprivileged=false`.",
+			Needs: "if NVIDIA's container runtime is installed: `accept-nvidia-visible-devices-envvar-when-unprivileged = false`, so that pods " +
+				"get no GPU past their claims",
+			Do: "Run `nvidia-ctk config --in-place --set accept-nvidia-visible-devices-envvar-when-unprivileged=false`.",
 		},
 		{
 			Name: "cgroups", Level: Recommended, look: cgroups,
@@ -70,28 +76,36 @@ func Table() []Prerequisite {
 		},
 		{
 			Name: "mps", Level: Recommended, driver: true, look: mps,
-			Needs: "for MPS alone, systemd, of which its daemons are units; or, without it (Talos), `hostPID`, Linux 5.12 and cgroups that the agent may write, with the controllers memory and pids",
-			Do:    "Until it is so, claims that ask for MPS are refused on this node, and its devices do not have MPS in the attribute `sharingStrategies`.",
+			Needs: "for MPS alone, systemd, of which its daemons are units; or, without it (Talos), `hostPID`, Linux 5.12 and cgroups that the " +
+				"agent may write, with the controllers memory and pids",
+			Do: "Until it is so, claims that ask for MPS are refused on this node, and its devices do not have MPS in the attribute " +
+				"`sharingStrategies`.",
 		},
 		{
 			Name: "device-plugin", Level: Beside, driver: true, look: devicePlugin,
 			Needs: "no other device plugin that offers GPUs: those that it offers are given to no claim",
-			Do:    "Switch it off on this node (GPU operator: `devicePlugin.enabled=false`, or the label `nvidia.com/gpu.deploy.device-plugin=false`). To offer GPUs as `nvidia.com/gpu` use `--advertise`.",
+			Do: "Switch it off on this node (GPU operator: `devicePlugin.enabled=false`, or the label " +
+				"`nvidia.com/gpu.deploy.device-plugin=false`). To offer GPUs as `nvidia.com/gpu` use `--advertise`.",
 		},
 		{
 			Name: "mig-manager", Level: Beside, driver: true, look: migManager,
 			Needs: "no MIG manager with `--partitions=dynamic`: two would make and remove partitions",
-			Do:    "Switch it off on this node (GPU operator: `migManager.enabled=false`, or the label `nvidia.com/gpu.deploy.mig-manager=false`), or run the agent with `--partitions=static`.",
+			Do: "Switch it off on this node (GPU operator: `migManager.enabled=false`, or the label " +
+				"`nvidia.com/gpu.deploy.mig-manager=false`), or run the agent with `--partitions=static`.",
 		},
 		{
 			Name: "dcgm", Level: Beside, driver: true, look: dcgm,
-			Needs: "with `--partitions=dynamic` or `--passthrough`, no DCGM that watches the GPUs: it holds partitions and GPUs, and they are in use for the driver",
-			Do:    "Stop DCGM (`nv-hostengine`, `dcgm-exporter`) on this node, or run the agent with `--partitions=static` and without `--passthrough`. `/metrics/gpus` of the agent has the GPUs' metrics.",
+			Needs: "with `--partitions=dynamic` or `--passthrough`, no DCGM that watches the GPUs: it holds partitions and GPUs, and they are in " +
+				"use for the driver",
+			Do: "Stop DCGM (`nv-hostengine`, `dcgm-exporter`) on this node, or run the agent with `--partitions=static` and without " +
+				"`--passthrough`. `/metrics/gpus` of the agent has the GPUs' metrics.",
 		},
 		{
 			Name: "persistenced", Level: Beside, driver: true, look: persistenced,
-			Needs: "`nvidia-persistenced` keeps a driver loaded between containers; through its socket it is told to let go of GPUs that `--passthrough` takes from the driver",
-			Do:    "With `--passthrough`, let its socket be `/run/nvidia-persistenced/socket` on the host or below the driver's root, or run it without persistence mode (`--no-persistence-mode`).",
+			Needs: "`nvidia-persistenced` keeps a driver loaded between containers; through its socket it is told to let go of GPUs that " +
+				"`--passthrough` takes from the driver",
+			Do: "With `--passthrough`, let its socket be `/run/nvidia-persistenced/socket` on the host or below the driver's root, or run it " +
+				"without persistence mode (`--no-persistence-mode`).",
 		},
 	}
 }

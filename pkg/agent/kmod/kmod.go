@@ -39,8 +39,8 @@ type Loader struct {
 // New returns a loader for the host whose root folder the agent sees there; "/" on the host itself.
 func New(root string) *Loader { return &Loader{root: root, places: places} }
 
-// Load returns when the module is loaded, which it may have been before, or at the end of the context: a driver that hangs cannot be ended, and all
-// who want the module wait for one modprobe.
+// Load returns when the module is loaded, which it may have been before, or at the end of the context: a driver that hangs cannot be ended,
+// and all who want the module wait for one modprobe.
 func (l *Loader) Load(ctx context.Context, module string) error {
 	select {
 	case result := <-l.runs.DoChan(module, func() (any, error) { return nil, l.modprobe(module) }):

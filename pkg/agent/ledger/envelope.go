@@ -58,7 +58,8 @@ func (e *CorruptError) Error() string { return "corrupt ledger record: " + e.Rea
 type NewerVersionError struct{ Version int }
 
 func (e *NewerVersionError) Error() string {
-	return fmt.Sprintf("ledger record has schema version %d, this agent knows versions up to %d: run the newer agent again to release the claim", e.Version, SchemaVersion)
+	return fmt.Sprintf("ledger record has schema version %d, this agent knows versions up to %d: run the newer agent again to "+
+		"release the claim", e.Version, SchemaVersion)
 }
 
 // encode returns the bytes of a file.
@@ -69,7 +70,8 @@ func encode(entry *Entry) ([]byte, error) {
 	}
 	payload = append(payload, '\n')
 	sum := sha256.Sum256(payload)
-	head, _ := json.Marshal(header{Kind: envelopeKind, SchemaVersion: versionOf(entry), Checksum: hex.EncodeToString(sum[:])}) // of strings and a number
+	// of strings and a number
+	head, _ := json.Marshal(header{Kind: envelopeKind, SchemaVersion: versionOf(entry), Checksum: hex.EncodeToString(sum[:])})
 	return append(append(head, '\n'), payload...), nil
 }
 

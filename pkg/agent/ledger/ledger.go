@@ -45,8 +45,8 @@ type Record struct {
 	Err error
 }
 
-// State is the one that counts: a claim whose newest copy is lost may have been completed, and containers may run. It is empty if nothing could
-// be read.
+// State is the one that counts: a claim whose newest copy is lost may have been completed, and containers may
+// run. It is empty if nothing could be read.
 func (r *Record) State() State {
 	switch {
 	case r.Entry == nil:
@@ -228,7 +228,8 @@ func (l *Ledger) keepPrevious(path string) error {
 		return nil
 	}
 	previous := path + ".prev"
-	// A crash before the current record was replaced leaves both names of one file, and to rename one of these onto the other does nothing (rename(2)).
+	// A crash before the current record was replaced leaves both names of one file, and to rename one of these
+	// onto the other does nothing (rename(2)).
 	if kept, _ := l.fsys.ReadFile(previous); bytes.Equal(kept, data) {
 		return nil
 	}

@@ -287,7 +287,10 @@ func (d *device) nvLink(index int) (NVLink, error) {
 	}
 	// A hidden device has no address, or one that is none.
 	address, _ := kernelBusID(info)
-	return NVLink{Index: index, Version: nvlinkVersions[gonvml.NvlinkVersion(version)], Remote: remoteType(remote), RemotePCIBusID: address}, nil
+	return NVLink{
+		Index: index, Version: nvlinkVersions[gonvml.NvlinkVersion(version)], Remote: remoteType(remote),
+		RemotePCIBusID: address,
+	}, nil
 }
 
 func remoteType(t gonvml.IntNvLinkDeviceType) RemoteType {

@@ -15,9 +15,9 @@ import (
 // driverRoots are where a driver's files may be on a host: installed there, in the GPU operator's driver container, or as GKE installs it.
 var driverRoots = []string{"/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia"}
 
-// FindDriverRoot looks for a driver's files on the host whose root folder this program sees in hostRoot, and returns the driver's root as the
-// host names it. Of several it is the one whose library has the version of the driver that the kernel has loaded, or the first. Where there is
-// none yet it returns "/" and false.
+// FindDriverRoot looks for a driver's files on the host whose root folder this program sees in hostRoot, and returns the driver's root as
+// the host names it. Of several it is the one whose library has the version of the driver that the kernel has loaded, or the first. Where
+// there is none yet it returns "/" and false.
 func FindDriverRoot(hostRoot, procRoot string) (onHost string, found bool) {
 	loaded := KernelDriverVersion(procRoot)
 	for _, root := range driverRoots {
@@ -57,8 +57,8 @@ func KernelDriverVersion(procRoot string) string {
 	return driverVersionForm.FindString(line)
 }
 
-// LibraryVersion is what the name of the library's file says, such as "570.172.08" for libnvidia-ml.so.570.172.08, to which libnvidia-ml.so.1
-// links; empty if it says nothing.
+// LibraryVersion is what the name of the library's file says, such as "570.172.08" for libnvidia-ml.so.570.172.08, to which
+// libnvidia-ml.so.1 links; empty if it says nothing.
 func LibraryVersion(path string) string {
 	file, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -68,8 +68,8 @@ func LibraryVersion(path string) string {
 	return driverVersionForm.FindString(suffix)
 }
 
-// CheckLibrary returns an error for a library that is not wholly there, as while a driver is being installed: the dynamic loader would map what
-// is not in the file, and the process would end with the first access to it. What comes last in the file is looked for.
+// CheckLibrary returns an error for a library that is not wholly there, as while a driver is being installed: the dynamic loader would map
+// what is not in the file, and the process would end with the first access to it. What comes last in the file is looked for.
 func CheckLibrary(path string) error {
 	file, err := elf.Open(path)
 	if err != nil {

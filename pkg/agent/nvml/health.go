@@ -103,8 +103,9 @@ const (
 	EventOther          EventKind = "Other"
 )
 
-// eventKinds are what a watch asks for. Changes of clocks are not among them: an H100 that computes raised 40 a second, and an XID came up to eight
-// seconds behind them. That a GPU slows down is in its readings. Nor are corrected memory errors, which say nothing about whether the GPU works.
+// eventKinds are what a watch asks for. Changes of clocks are not among them: an H100 that computes raised 40 a second, and an
+// XID came up to eight seconds behind them. That a GPU slows down is in its readings. Nor are corrected memory errors, which
+// say nothing about whether the GPU works.
 var eventKinds = map[uint64]EventKind{
 	gonvml.EventTypeXidCriticalError:  EventXID,
 	gonvml.EventTypeDoubleBitEccError: EventDoubleBitECC,

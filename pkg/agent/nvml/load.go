@@ -111,7 +111,8 @@ func (d *handle) Usage() (Usage, error) {
 	for domain, kind := range clockDomains {
 		var clock Clock
 		read(&clock.Now, keep)(get(d.lib, "nvmlDeviceGetClockInfo", func() (uint32, gonvml.Return) { return d.nvml.GetClockInfo(kind) }))
-		read(&clock.Highest, keep)(get(d.lib, "nvmlDeviceGetMaxClockInfo", func() (uint32, gonvml.Return) { return d.nvml.GetMaxClockInfo(kind) }))
+		read(&clock.Highest, keep)(get(d.lib, "nvmlDeviceGetMaxClockInfo",
+			func() (uint32, gonvml.Return) { return d.nvml.GetMaxClockInfo(kind) }))
 		if clock != (Clock{}) {
 			u.Clocks[domain] = clock
 		}

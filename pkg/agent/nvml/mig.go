@@ -105,7 +105,8 @@ func (d *device) MIGProfiles() ([]MIGProfile, error) {
 			return err
 		}
 		p := MIGProfile{
-			Name: profileName(number, info, total), ID: info.Id, ComputeSlices: info.SliceCount, Max: info.InstanceCount, MemoryMiB: info.MemorySizeMB,
+			Name: profileName(number, info, total), ID: info.Id, ComputeSlices: info.SliceCount, Max: info.InstanceCount,
+			MemoryMiB:       info.MemorySizeMB,
 			Multiprocessors: info.MultiprocessorCount, CopyEngines: info.CopyEngineCount, Decoders: info.DecoderCount,
 			Encoders: info.EncoderCount, JPEGEngines: info.JpegCount, OFAEngines: info.OfaCount,
 		}

@@ -63,7 +63,8 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 	defer func() { end(err) }()
 	checkpoint, err := p.source.Checkpoint()
 	if err != nil {
-		klog.FromContext(ctx).Info("It is not known which pod has the devices, what it leaves behind will not be looked for", "reason", err.Error())
+		klog.FromContext(ctx).Info("It is not known which pod has the devices, what it leaves behind will not be looked for",
+			"reason", err.Error())
 		if err := p.refuse(ctx, resource, devices); err != nil {
 			return err
 		}
@@ -102,9 +103,11 @@ func (p *Path) clear(ctx context.Context, of ledger.PluginDevice, pods []types.U
 	return false, nil
 }
 
-// shareFor is what the device takes of a GPU that is shared; nil for one that is not. A pod that has it keeps what it has, whatever the flags are by now.
+// shareFor is what the device takes of a GPU that is shared; nil for one that is not. A pod that has it keeps
+// what it has, whatever the flags are by now.
 func (p *Path) shareFor(of ledger.PluginDevice, device string) *ledger.Share {
-	if record, _ := p.opts.Records.Get(hold.UID(of)); record != nil && record.State() == ledger.PrepareCompleted && len(record.Entry.Devices) > 0 {
+	if record, _ := p.opts.Records.Get(hold.UID(of)); record != nil && record.State() == ledger.PrepareCompleted &&
+		len(record.Entry.Devices) > 0 {
 		return record.Entry.Devices[0].Share
 	}
 	node := p.opts.Hardware.Node()
@@ -125,8 +128,8 @@ func (p *Path) shareFor(of ledger.PluginDevice, device string) *ledger.Share {
 	return nil
 }
 
-// keepHeld adds the devices that pods have and that nobody else is offered, because the flags are others by now: without them in the list no container
-// of these pods would start again. A GPU that is on another path leaves the list when no pod has it any more.
+// keepHeld adds the devices that pods have and that nobody else is offered, because the flags are others by now: without them in the list
+// no container of these pods would start again. A GPU that is on another path leaves the list when no pod has it any more.
 func (p *Path) keepHeld(node *discovery.Node, offered map[string][]deviceplugin.Device) error {
 	records, err := p.opts.Records.Records()
 	if err != nil {
@@ -143,7 +146,8 @@ func (p *Path) keepHeld(node *discovery.Node, offered map[string][]deviceplugin.
 		if len(has.CDIDeviceIDs) == 0 || slices.ContainsFunc(offered[of.Resource], func(d deviceplugin.Device) bool { return d.ID == of.ID }) {
 			continue
 		}
-		offered[of.Resource] = append(offered[of.Resource], deviceplugin.Device{ID: of.ID, Name: has.Device, UUID: has.UUID, CDIName: has.CDIDeviceIDs[0]})
+		offered[of.Resource] = append(offered[of.Resource],
+			deviceplugin.Device{ID: of.ID, Name: has.Device, UUID: has.UUID, CDIName: has.CDIDeviceIDs[0]})
 		if path, known := paths[has.GPU]; known && path != advertise.DevicePlugin {
 			p.moving.leaving.Insert(has.GPU)
 		}
@@ -152,7 +156,9 @@ func (p *Path) keepHeld(node *discovery.Node, offered map[string][]deviceplugin.
 }
 
 // hold prepares the devices, each by itself, as claims are.
-func (p *Path) hold(ctx context.Context, resource string, devices []deviceplugin.Device, podsWith func(ledger.PluginDevice) []types.UID) error {
+func (p *Path) hold(ctx context.Context, resource string, devices []deviceplugin.Device,
+	podsWith func(ledger.PluginDevice) []types.UID,
+) error {
 	claims := make([]*resourceapi.ResourceClaim, len(devices))
 	for i, device := range devices {
 		of := ledger.PluginDevice{Resource: resource, ID: device.ID}

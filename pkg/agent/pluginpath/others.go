@@ -326,7 +326,8 @@ func (p *Path) otherPlugin(claim *resourceapi.ResourceClaim, others map[string]s
 			return fmt.Errorf("claim %s/%s, request %s, device %s: %w", claim.Namespace, claim.Name, result.Request, result.Device, unknown)
 		}
 		if resource := others[advertise.GPUOf(result.Device)]; resource != "" {
-			return fmt.Errorf("claim %s/%s, request %s: device %s is of a GPU that another device plugin of this node offers as %s: a GPU has one path",
+			return fmt.Errorf("claim %s/%s, request %s: device %s is of a GPU that another device plugin of this node offers as %s: a GPU "+
+				"has one path",
 				claim.Namespace, claim.Name, result.Request, result.Device, resource)
 		}
 	}

@@ -36,8 +36,8 @@ import (
 	"stowage.dev/stowage/pkg/topology"
 )
 
-// What pods ask for. Replicas have NVIDIA's name for resources that are renamed (renameByDefault), always: a pod that asks for GPUResource gets a GPU
-// that no other pod has, on all nodes.
+// What pods ask for. Replicas have NVIDIA's name for resources that are renamed (renameByDefault), always: a pod that asks for GPUResource
+// gets a GPU that no other pod has, on all nodes.
 const (
 	GPUResource    = "nvidia.com/gpu"
 	SharedResource = "nvidia.com/gpu.shared"
@@ -262,8 +262,8 @@ func (p *Path) HeldChanged() bool {
 	return changed
 }
 
-// Run offers GPUs by the device plugin API until ctx ends. It begins when no other agent of the node publishes slices. changed is called when other
-// GPUs are to be withheld from claims.
+// Run offers GPUs by the device plugin API until ctx ends. It begins when no other agent of the node publishes slices. changed is called
+// when other GPUs are to be withheld from claims.
 func (p *Path) Run(ctx context.Context, leads <-chan struct{}, changed func()) {
 	select {
 	case <-ctx.Done():
@@ -313,8 +313,8 @@ func (p *Path) usesAPI() bool {
 	return !p.paths.ClaimsOnly() || len(p.offered.resources)+len(p.held) > 0
 }
 
-// Look finds what is to be offered now. A GPU that is not certain to have left the slices is not offered; one that was offered before stays,
-// unhealthy if it is not what it was.
+// Look finds what is to be offered now. A GPU that is not certain to have left the slices is not offered; one that was offered before
+// stays, unhealthy if it is not what it was.
 func (p *Path) Look(ctx context.Context) error {
 	node := p.opts.Hardware.Node()
 	resources, ok := p.opts.Hardware.Resources(p.opts.Node)
@@ -374,8 +374,8 @@ func usableDevices(resources resourceslice.DriverResources) sets.Set[string] {
 	return usable
 }
 
-// isFree tells whether nobody holds the device, or a place that it overlaps, but by the same resource and ID. Replicas are held beside those that take
-// as much of the GPU: of others there may be too many.
+// isFree tells whether nobody holds the device, or a place that it overlaps, but by the same resource and ID. Replicas are held beside
+// those that take as much of the GPU: of others there may be too many.
 func isFree(c candidate, holders []*ledger.Record) bool {
 	own := ledger.PluginDevice{Resource: c.resource, ID: c.device.ID}
 	return !slices.ContainsFunc(holders, func(r *ledger.Record) bool {
@@ -428,7 +428,8 @@ func (p *Path) isWithdrawn(gpu string) bool {
 	return p.withdrawn.Has(gpu) || p.held.Has(gpu)
 }
 
-// offer tells the kubelet what there is now, if that is something else than before. What was offered and is not there any more stays, unhealthy.
+// offer tells the kubelet what there is now, if that is something else than before. What was offered
+// and is not there any more stays, unhealthy.
 func (p *Path) offer(node *discovery.Node, devices map[string][]deviceplugin.Device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -33,7 +33,8 @@ type Place struct{ GPU, MIG string }
 type Holder struct{ Namespace, Pod, Container, Claim string }
 
 func (h Holder) compare(g Holder) int {
-	return cmp.Or(cmp.Compare(h.Namespace, g.Namespace), cmp.Compare(h.Pod, g.Pod), cmp.Compare(h.Container, g.Container), cmp.Compare(h.Claim, g.Claim))
+	return cmp.Or(cmp.Compare(h.Namespace, g.Namespace), cmp.Compare(h.Pod, g.Pod), cmp.Compare(h.Container, g.Container),
+		cmp.Compare(h.Claim, g.Claim))
 }
 
 // Prepared is a device of a claim that the agent has handed out. One with admin access, which others hold, is none.

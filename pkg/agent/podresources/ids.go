@@ -63,7 +63,8 @@ func ParseDeviceID(id string) (DeviceID, error) {
 	return DeviceID{}, fmt.Errorf("device ID %q names no GPU: want GPU-…, MIG-…, either with ::<replica>, nvidia<minor>, or a PCI address", id)
 }
 
-// KernelAddress is a PCI address as the kernel writes it: nvidia-smi writes the domain with 8 digits, the kernel with 4 unless it needs more.
+// KernelAddress is a PCI address as the kernel writes it: nvidia-smi writes the domain with 8
+// digits, the kernel with 4 unless it needs more.
 func KernelAddress(pci string) string {
 	domain, rest, _ := strings.Cut(pci, ":")
 	n, err := strconv.ParseUint(domain, 16, 32)

@@ -53,7 +53,9 @@ func (j *job) daemon(made bool) (*served, error) {
 			daemon, first, limits = &next, device, settings.MPS
 		}
 		if daemon.Name != next.Name {
-			return nil, refuse(device, fmt.Errorf("sharing.strategy: %q: a container can only use one MPS daemon, and each GPU that is shared by several claims has its own: put the requests into claims of their own, or let all be for one GPU", config.MPS))
+			return nil, refuse(device,
+				fmt.Errorf("sharing.strategy: %q: a container can only use one MPS daemon, and each GPU that is shared by several claims has its "+
+					"own: put the requests into claims of their own, or let all be for one GPU", config.MPS))
 		}
 		if daemon.shared {
 			if next.MultiUser == sharing.MultiUserYes {
@@ -65,7 +67,9 @@ func (j *job) daemon(made bool) (*served, error) {
 			continue
 		}
 		if !reflect.DeepEqual(limits, settings.MPS) {
-			return nil, refuse(device, errors.New("sharing.mpsConfig: it differs from that of another request, and a container can only use one MPS daemon: put the requests into claims of their own"))
+			return nil, refuse(device,
+				errors.New("sharing.mpsConfig: it differs from that of another request, and a container can only use one MPS daemon: put the "+
+					"requests into claims of their own"))
 		}
 		if j.targets[i].Partition != nil {
 			partitions++
@@ -76,7 +80,9 @@ func (j *job) daemon(made bool) (*served, error) {
 		return daemon, nil
 	}
 	if partitions > 1 || partitions == 1 && len(daemon.GPUs) > 1 {
-		return nil, refuse(first, fmt.Errorf("sharing.strategy: %q: an MPS daemon serves one MIG device alone, and the claim has %d devices for it", config.MPS, len(daemon.GPUs)))
+		return nil, refuse(first,
+			fmt.Errorf("sharing.strategy: %q: an MPS daemon serves one MIG device alone, and the claim has %d devices for it",
+				config.MPS, len(daemon.GPUs)))
 	}
 	daemon.ActiveThreadPercentage = limits.ActiveThreadPercentage
 	if limits.MultiUser {
@@ -94,16 +100,20 @@ func refuse(device *ledger.Device, err error) error {
 	return &config.Error{Path: "request " + device.Request, Err: err}
 }
 
-// checkEnded refuses a daemon as long as one of that name is owed for other GPUs, which the claim had before: that one would be taken for it,
-// and ended with what is owed.
+// checkEnded refuses a daemon as long as one of that name is owed for other GPUs, which the claim had before: that one would be
+// taken for it, and ended with what is owed.
 func (d *decider) checkEnded(claim ledger.Claim, daemon *served) error {
 	list, err := d.quarantines.list("")
 	if err != nil {
 		return err
 	}
 	for _, q := range list {
-		if q.Owed != nil && slices.ContainsFunc(q.Owed.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon && s.Target == daemon.Name }) {
-			return &QuarantinedError{GPU: q.GPU, Reason: q.Reason, Since: q.Since, Owed: q.Owed.Claim, Claim: claim, Err: errors.New("the MPS daemon that the claim had on it has not ended, and it can have one at a time")}
+		if q.Owed != nil &&
+			slices.ContainsFunc(q.Owed.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon && s.Target == daemon.Name }) {
+			return &QuarantinedError{
+				GPU: q.GPU, Reason: q.Reason, Since: q.Since, Owed: q.Owed.Claim, Claim: claim,
+				Err: errors.New("the MPS daemon that the claim had on it has not ended, and it can have one at a time"),
+			}
 		}
 	}
 	return nil
@@ -147,9 +157,11 @@ func mpsLimit(limits *config.Limits, device *ledger.Device, allowed granted) (gr
 	}
 	switch {
 	case memory[0] > allowed.memoryMiB:
-		return granted{}, fmt.Errorf("sharing.mpsConfig: a limit of %dMi for a process is more than the share of the GPU has, %dMi", memory[0], allowed.memoryMiB)
+		return granted{}, fmt.Errorf("sharing.mpsConfig: a limit of %dMi for a process is more than the share of the GPU has, %dMi",
+			memory[0], allowed.memoryMiB)
 	case allowed.percent > 0 && limits.ActiveThreadPercentage > allowed.percent:
-		return granted{}, fmt.Errorf("sharing.mpsConfig.defaultActiveThreadPercentage: %d is more than the share of the GPU has, %d", limits.ActiveThreadPercentage, allowed.percent)
+		return granted{}, fmt.Errorf("sharing.mpsConfig.defaultActiveThreadPercentage: %d is more than the share of the GPU has, %d",
+			limits.ActiveThreadPercentage, allowed.percent)
 	}
 	return granted{memoryMiB: cmp.Or(memory[0], allowed.memoryMiB), percent: cmp.Or(limits.ActiveThreadPercentage, allowed.percent)}, nil
 }

@@ -282,11 +282,11 @@ func concerns(entry *ledger.Entry, gpu string, instances []nvml.GPUInstance, pro
 	return false
 }
 
-// A GPU or a node may refuse a setting for ever. That is the claim's fault, not the GPU's: what cannot be read back is found out before anything is
-// recorded, since undoing it would be refused, too. The rest is read first when it is undone.
+// A GPU or a node may refuse a setting for ever. That is the claim's fault, not the GPU's: what cannot be read back is found out before
+// anything is recorded, since undoing it would be refused, too. The rest is read first when it is undone.
 
-// checkTimeSlice finds out whether the time slice can be set, with the default: that is what is put back in the end. One that others have set
-// for those who share the GPU can.
+// checkTimeSlice finds out whether the time slice can be set, with the default: that is what is put back in the end. One that others
+// have set for those who share the GPU can.
 func (d *decider) checkTimeSlice(ctx context.Context, j *job, step ledger.Step) error {
 	if step.Kind != ledger.StepTimeSlice {
 		return nil

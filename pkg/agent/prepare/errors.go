@@ -19,8 +19,8 @@ import (
 	"stowage.dev/stowage/pkg/agent/prepare/internal/steps"
 )
 
-// What keeps a claim from being prepared is told to its namespace: in the claim's conditions, in events of its pods, and in the kubelet's. It
-// names claims and pods of that namespace; of others no more than that there are some. The log names them all; see Others.
+// What keeps a claim from being prepared is told to its namespace: in the claim's conditions, in events of its pods, and in the kubelet's.
+// It names claims and pods of that namespace; of others no more than that there are some. The log names them all; see Others.
 
 // HeldError says that a GPU of a claim is held by another one.
 type HeldError struct {
@@ -55,7 +55,8 @@ func (e *HeldError) holders() []types.UID { return []types.UID{e.Holder.UID} }
 
 func (e *HeldError) note(_ ledger.Claim, use Use) { e.Use = use }
 
-// UnreadableError says that what was done for a claim is not known, because its record cannot be read. It does not pass before somebody decides.
+// UnreadableError says that what was done for a claim is not known, because its record cannot be read.
+// It does not pass before somebody decides.
 type UnreadableError struct {
 	Claim types.UID
 	// Path of the current copy.
@@ -113,10 +114,12 @@ func (e *ShareError) Error() string {
 		others += fmt.Sprintf("; it waits for %s, %s", named(e.Claim, e.Holder), e.Use.toldTo(e.Claim, e.Holder))
 	}
 	if e.Capacity != "" {
-		return fmt.Sprintf("%s: its share is more than is left: %s of the %s %s would be taken, with the shares that are held on this node by %s", what, e.Taken, e.Total, e.Capacity, cmp.Or(others, "nobody else"))
+		return fmt.Sprintf("%s: its share is more than is left: %s of the %s %s would be taken, with the shares that are held on this node by %s",
+			what, e.Taken, e.Total, e.Capacity, cmp.Or(others, "nobody else"))
 	}
 	if e.Apart != "" {
-		return fmt.Sprintf("%s: node %s gives shares of a GPU to one namespace alone (it is run without %s), and %s has one", what, e.Apart, config.AcrossNamespacesFlag, others)
+		return fmt.Sprintf("%s: node %s gives shares of a GPU to one namespace alone (it is run without %s), and %s has one", what, e.Apart,
+			config.AcrossNamespacesFlag, others)
 	}
 	return fmt.Sprintf("%s: the node shares its GPUs by %s, and this one is still shared by %s, by %s", what, e.Wants, e.Setup, others)
 }
@@ -161,7 +164,8 @@ func (e *QuarantinedError) where() string {
 
 func (e *QuarantinedError) Error() string {
 	if e.Claim.UID != "" && e.Claim.Namespace != e.Owed.Namespace {
-		return fmt.Sprintf("%s is in quarantine since %s: what an earlier claim did to it is not undone; node-agent ledger show says more, on the node", e.where(), e.Since.Format(time.RFC3339))
+		return fmt.Sprintf("%s is in quarantine since %s: what an earlier claim did to it is not undone; node-agent ledger show says "+
+			"more, on the node", e.where(), e.Since.Format(time.RFC3339))
 	}
 	return e.inFull()
 }
@@ -216,8 +220,8 @@ func (u Use) toldTo(to, of ledger.Claim) string {
 	return u.Text
 }
 
-// Others names, for the log, the claims and pods that an error is about besides its own, and what is known of them. An error's text is for the
-// claim's namespace, and names no others'.
+// Others names, for the log, the claims and pods that an error is about besides its own, and what is known of them. An error's text is for
+// the claim's namespace, and names no others'.
 func Others(err error) []string {
 	var (
 		held        *HeldError

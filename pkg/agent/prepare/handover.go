@@ -99,7 +99,8 @@ func (h *handover) again(ctx context.Context, err error) bool {
 	if !h.told {
 		h.told = true
 		logger := klog.FromContext(ctx)
-		logger.Info("Claim waits for what another one holds, which is being released", "reason", err.Error(), "others", Others(err), "until", h.until.UTC())
+		logger.Info("Claim waits for what another one holds, which is being released", "reason", err.Error(),
+			"others", Others(err), "until", h.until.UTC())
 		h.Waiting(h.claim, err)
 	}
 	return h.wait(ctx, holder)

@@ -59,10 +59,14 @@ func (h *holders) of(entry *ledger.Entry, device *ledger.Device) ([]*ledger.Reco
 		return nil, fmt.Errorf("claim %s, request %s, device %s: %w", entry.Claim, device.Request, device.Device, err)
 	}
 	for _, holder := range holders {
-		if holder.UID == entry.Claim.UID || holder.Entry != nil && overlapping(holder.Entry, device) == nil && !onOtherPath(holder.Entry, entry, device) {
+		if holder.UID == entry.Claim.UID ||
+			holder.Entry != nil && overlapping(holder.Entry, device) == nil && !onOtherPath(holder.Entry, entry, device) {
 			continue
 		}
-		held := &HeldError{Claim: entry.Claim, Request: device.Request, Device: device.Device, Holder: ledger.Claim{UID: holder.UID}, Unreadable: holder.Err}
+		held := &HeldError{
+			Claim: entry.Claim, Request: device.Request, Device: device.Device,
+			Holder: ledger.Claim{UID: holder.UID}, Unreadable: holder.Err,
+		}
 		if holder.Entry != nil {
 			held.Holder = holder.Entry.Claim
 		}
@@ -81,7 +85,8 @@ func onOtherPath(holder, entry *ledger.Entry, device *ledger.Device) bool {
 func overlapping(entry *ledger.Entry, other *ledger.Device) *ledger.Device {
 	for i := range entry.Devices {
 		device := &entry.Devices[i]
-		if !device.AdminAccess && !other.AdminAccess && device.GPU == other.GPU && device.Partition.Overlaps(other.Partition) && (device.Share == nil || other.Share == nil) {
+		if !device.AdminAccess && !other.AdminAccess && device.GPU == other.GPU && device.Partition.Overlaps(other.Partition) &&
+			(device.Share == nil || other.Share == nil) {
 			return device
 		}
 	}

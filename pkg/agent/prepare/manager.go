@@ -30,7 +30,8 @@ import (
 )
 
 const (
-	// KubeletPatience is how long the kubelet waits for the answer to one call (defaultClientCallTimeout in k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin).
+	// KubeletPatience is how long the kubelet waits for the answer to one call (defaultClientCallTimeout in
+	// k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin).
 	KubeletPatience = 45 * time.Second
 	// DefaultLockTimeout leaves most of it for the work itself, and to unprepare all that it may take.
 	DefaultLockTimeout = 15 * time.Second
@@ -266,8 +267,8 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 // errAnew: what the claim had is undone, so that the node's rules are for it like for one that was never prepared.
 var errAnew = errors.New("the claim is to be prepared anew")
 
-// prepare is one try, which fails at once where another claim has the GPUs. Where the claim's record is not one that goes on, nothing is done; any does if
-// that is nil.
+// prepare is one try, which fails at once where another claim has the GPUs. Where the claim's record is not one that goes on,
+// nothing is done; any does if that is nil.
 func (m *Manager) prepare(
 	ctx context.Context, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, parameters *config.Set,
 	goesOn func(*ledger.Record) bool,
@@ -371,7 +372,8 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 		return fmt.Errorf("prepare claim %s: %w", entry.Claim, err)
 	}
 	defer func() {
-		// Of a claim from before a reboot nobody uses anything. Where its place is taken it has to be decided anew, and the record does not say so.
+		// Of a claim from before a reboot nobody uses anything. Where its place is taken it has to be
+		// decided anew, and the record does not say so.
 		if err != nil && (!before.completed || before.rebooted && errors.Is(err, steps.ErrPlaceTaken)) {
 			begun := *entry
 			begun.Undo = entry.Undo[:j.begun]
@@ -417,7 +419,8 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 		return nil
 	}
 	if before.completed && written {
-		klog.FromContext(ctx).Info("CDI specification was missing or out of date and is written again", "path", m.effects.Files.CDI.Path(entry.Claim.UID))
+		klog.FromContext(ctx).Info("CDI specification was missing or out of date and is written again",
+			"path", m.effects.Files.CDI.Path(entry.Claim.UID))
 	}
 	return m.put(entry, ledger.PrepareCompleted)
 }
@@ -445,7 +448,8 @@ func (m *Manager) perform(ctx context.Context, j *job, before previous) error {
 				continue // its parameters are others by now: what there is of the daemon stays until the claim is unprepared
 			}
 			step.Daemon = &ledger.Daemon{
-				GPUs: daemon.GPUs, ActiveThreadPercentage: daemon.ActiveThreadPercentage, MemoryMiB: daemon.MemoryMiB, MultiUser: string(daemon.MultiUser),
+				GPUs: daemon.GPUs, ActiveThreadPercentage: daemon.ActiveThreadPercentage, MemoryMiB: daemon.MemoryMiB,
+				MultiUser: string(daemon.MultiUser),
 			}
 			j.entry.Undo[i] = step
 		}

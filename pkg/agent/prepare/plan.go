@@ -47,7 +47,8 @@ func plan(claim *resourceapi.ResourceClaim, driver, pool string) ([]resourceapi.
 				key += "/" + string(*result.ShareID)
 			}
 			if other, held := holder[key]; held {
-				return nil, nil, fmt.Errorf("claim %s: device %s is allocated twice, for the requests %s and %s", name(claim), key, other, result.Request)
+				return nil, nil, fmt.Errorf("claim %s: device %s is allocated twice, for the requests %s and %s", name(claim),
+					key, other, result.Request)
 			}
 			holder[key] = result.Request
 		}
@@ -57,8 +58,8 @@ func plan(claim *resourceapi.ResourceClaim, driver, pool string) ([]resourceapi.
 }
 
 // checkNames refuses text of the claim that could leave the file, folder or CDI name of which it becomes a part: the claim's UID
-// and name, its name in pods' specs, and the names of its requests. All but the annotation have been checked by the API server, too. Devices are looked up
-// among the node's own, and shares have UIDs (see shareOf).
+// and name, its name in pods' specs, and the names of its requests. All but the annotation have been checked by the API server, too.
+// Devices are looked up among the node's own, and shares have UIDs (see shareOf).
 func checkNames(claim *resourceapi.ResourceClaim) error {
 	if err := ledger.ValidateUID(claim.UID); err != nil {
 		return err

@@ -30,8 +30,8 @@ type previous struct {
 func (p previous) fresh() bool { return !p.completed || p.rebooted }
 
 // reconcilePrevious looks at what the ledger already says of the claim, if there is a record of it. An unfinished preparation is undone
-// first, so that what it found and changed is not taken for how the GPUs were; so is one of other devices before a reboot. What a completed one
-// did goes over into the entry, unless a reboot has ended it. The caller has the locks of the record's GPUs, too.
+// first, so that what it found and changed is not taken for how the GPUs were; so is one of other devices before a reboot. What a completed
+// one did goes over into the entry, unless a reboot has ended it. The caller has the locks of the record's GPUs, too.
 func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, entry *ledger.Entry) (previous, error) {
 	if record == nil {
 		return previous{}, nil
@@ -61,12 +61,14 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 	// What was prepared before a reboot is on no GPU any more, and one of them may have been replaced.
 	if !before.completed || !same && before.rebooted {
 		if err := m.undoer.rollBack(ctx, record.Entry); err != nil {
-			return previous{}, fmt.Errorf("undo the earlier preparation of claim %s with the devices %v: %w", entry.Claim, describe(record.Entry), err)
+			return previous{}, fmt.Errorf("undo the earlier preparation of claim %s with the devices %v: %w", entry.Claim,
+				describe(record.Entry), err)
 		}
 		return previous{}, nil
 	}
 	if !same {
-		return previous{}, fmt.Errorf("claim %s is prepared with the devices %v, but now allocated %v: it has to be unprepared first", entry.Claim, describe(record.Entry), describe(entry))
+		return previous{}, fmt.Errorf("claim %s is prepared with the devices %v, but now allocated %v: it has to be unprepared first",
+			entry.Claim, describe(record.Entry), describe(entry))
 	}
 	entry.CDISpec, entry.Metadata, entry.Completed = record.Entry.CDISpec, record.Entry.Metadata, record.Entry.Completed
 	if !before.rebooted {
@@ -113,16 +115,18 @@ func (m *Manager) NotePods(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	now := podsOf(claim)
 	more := joined(now, record.Entry.Pods)
-	// A device of the device plugin is one pod's at a time: the next one's is taken back from the one before when it starts, which it has not yet.
-	if next := record.Entry.Claim.Plugin != (ledger.PluginDevice{}) && len(record.Entry.Pods) > 0 && len(more) == len(now); next || len(more) == 0 {
+	// A device of the device plugin is one pod's at a time: the next one's is taken back from the one
+	// before when it starts, which it has not yet.
+	if next := record.Entry.Claim.Plugin != (ledger.PluginDevice{}) && len(record.Entry.Pods) > 0 && len(more) == len(now); next ||
+		len(more) == 0 {
 		return nil
 	}
 	record.Entry.Pods = remembered(record.Entry.Pods, now)
 	return m.put(record.Entry, ledger.PrepareCompleted)
 }
 
-// maxFormerPods is how many pods are remembered that a claim is not reserved for any more. One that always has a pod is never unprepared, and
-// would have ever more of them.
+// maxFormerPods is how many pods are remembered that a claim is not reserved for any more. One that always has a pod is never
+// unprepared, and would have ever more of them.
 const maxFormerPods = resourceapi.ResourceClaimReservedForMaxSize
 
 // remembered are the pods of now and, before them, those known that are none of them, which may have left something behind.

@@ -43,7 +43,8 @@ func (q *Quarantine) Holder() types.UID {
 }
 
 // Places are the partitions that are concerned, nil if all of the GPU is. MIG mode that is still to be switched off concerns none: who has
-// one goes on with it, and it is off again after the last. With nothing else there is a place of size 0, which the whole GPU alone overlaps.
+// one goes on with it, and it is off again after the last. With nothing else there is a place of
+// size 0, which the whole GPU alone overlaps.
 func (q *Quarantine) Places() (places []*ledger.Partition) {
 	if q.Owed == nil {
 		return nil
@@ -129,7 +130,11 @@ func (qs quarantines) read(path, gpu string) Quarantine {
 		err = fmt.Errorf("it is about GPU %q", q.GPU)
 	}
 	if err != nil {
-		q = Quarantine{GPU: gpu, Reason: fmt.Sprintf("the file %s cannot be read: %v; node-agent ledger release frees the GPU once nothing uses it", path, durable.Reason(err))}
+		q = Quarantine{
+			GPU: gpu,
+			Reason: fmt.Sprintf("the file %s cannot be read: %v; node-agent ledger release frees the GPU once nothing uses it",
+				path, durable.Reason(err)),
+		}
 	}
 	q.path = path
 	return q
@@ -179,7 +184,8 @@ func (qs quarantines) keep(ctx context.Context, entry *ledger.Entry, debts []deb
 		if err != nil {
 			return fmt.Errorf("put GPU %s into quarantine: %w", d.gpu, err)
 		}
-		klog.FromContext(ctx).Error(d.err, "GPU is in quarantine: what a claim did to it could not be undone", "device", d.gpu, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "steps", len(d.steps))
+		klog.FromContext(ctx).Error(d.err, "GPU is in quarantine: what a claim did to it could not be undone", "device", d.gpu,
+			"claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "steps", len(d.steps))
 	}
 	return nil
 }

@@ -22,8 +22,8 @@ import (
 
 // Recovery counts what Recover and Reconcile found and did.
 type Recovery struct {
-	// Claims are completed and in order, Restored ones had a CDI specification that had to be written again, and Restarted an MPS daemon that had
-	// ended.
+	// Claims are completed and in order, Restored ones had a CDI specification that had to be written again,
+	// and Restarted an MPS daemon that had ended.
 	Claims, Restored, Restarted int
 	// RolledBack were left half-made by a crash.
 	RolledBack int
@@ -44,8 +44,8 @@ func (r *Recovery) add(of Recovery) {
 
 // Recover brings the node in line with the ledger after a start, before the kubelet can call: what a crash
 // left half-made is rolled back, and completed claims get their CDI specifications back, because the
-// kubelet does not call Prepare when a container of a running pod restarts. Files that a crash left unfinished are removed. A claim that cannot be brought in
-// order stays held and is in the error; the others are not affected.
+// kubelet does not call Prepare when a container of a running pod restarts. Files that a crash left unfinished are removed. A claim that
+// cannot be brought in order stays held and is in the error; the others are not affected.
 func (m *Manager) Recover(ctx context.Context) (Recovery, error) {
 	return m.reconcile(ctx, true)
 }
@@ -134,7 +134,8 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 			return fmt.Errorf("roll back claim %s: %w", record.Entry.Claim, err)
 		}
 		sum.RolledBack++
-		logger.Info("Claim was left half-prepared and is rolled back", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid)
+		logger.Info("Claim was left half-prepared and is rolled back",
+			"claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid)
 		return nil
 
 	default:
@@ -154,7 +155,8 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 		}
 		if restored {
 			sum.Restored++
-			logger.Info("CDI specification or device metadata of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.effects.Files.CDI.Path(uid))
+			logger.Info("CDI specification or device metadata of a prepared claim was missing or changed and is written again",
+				"claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.effects.Files.CDI.Path(uid))
 		}
 		done, err := m.opts.Hardware.Begin("the daemon of claim " + record.Entry.Claim.String())
 		if err != nil {
@@ -167,15 +169,16 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 		}
 		if started {
 			sum.Restarted++
-			logger.Info("MPS daemon of a prepared claim had ended and is started again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid)
+			logger.Info("MPS daemon of a prepared claim had ended and is started again",
+				"claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid)
 		}
 		return nil
 	}
 }
 
 // keepDaemon starts the MPS daemon of a prepared claim again, with its limits, if it has ended: with it have its clients, and when their
-// containers start again they find none. One that runs without its limits, because it did not take them in time, gets them. The caller has the
-// claim's lock.
+// containers start again they find none. One that runs without its limits, because it did not take them in time,
+// gets them. The caller has the claim's lock.
 func (m *Manager) keepDaemon(ctx context.Context, call *locks.Call, entry *ledger.Entry) (started bool, err error) {
 	i := slices.IndexFunc(entry.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon })
 	if i < 0 || entry.Undo[i].Daemon == nil {

@@ -33,9 +33,9 @@ type Released struct {
 	Quarantined []string
 }
 
-// Release takes the claim's devices back for an administrator, under the same locks as Unprepare. inUse, which is asked under the claim's lock, says why
-// the claim stays; with force that is passed over. Of a claim whose record cannot be read no more than its GPUs is known: they are brought to
-// how a GPU is by itself, and what cannot be told from an administrator's own is left.
+// Release takes the claim's devices back for an administrator, under the same locks as Unprepare. inUse, which is asked under the claim's
+// lock, says why the claim stays; with force that is passed over. Of a claim whose record cannot be read no more than its GPUs is known:
+// they are brought to how a GPU is by itself, and what cannot be told from an administrator's own is left.
 func (m *Manager) Release(ctx context.Context, uid types.UID, force bool, inUse func(context.Context) string) (Released, error) {
 	if err := ledger.ValidateUID(uid); err != nil {
 		return Released{}, err
@@ -152,16 +152,22 @@ func (m *Manager) rebuild(ctx context.Context, entry *ledger.Entry, done *Releas
 		switch {
 		case err != nil:
 			// It ends in quarantine, until the GPU answers.
-			entry.Undo = append(entry.Undo, ledger.Step{Kind: ledger.StepComputeMode, GPU: gpu, Target: uuid, Before: string(nvml.ComputeDefault), Shared: true})
+			entry.Undo = append(entry.Undo,
+				ledger.Step{Kind: ledger.StepComputeMode, GPU: gpu, Target: uuid, Before: string(nvml.ComputeDefault), Shared: true})
 			continue
 		case now.MIG.Enabled:
 			for _, instance := range now.Instances {
-				done.Left = append(done.Left, fmt.Sprintf("GPU %s has MIG instance %d at slice %d: if the agent made it for this claim, nvidia-smi mig -dci and -dgi end it", gpu, instance.ID, instance.Placement.Start))
+				done.Left = append(done.Left,
+					fmt.Sprintf("GPU %s has MIG instance %d at slice %d: if the agent made it for this claim, nvidia-smi mig -dci and -dgi end it", gpu,
+						instance.ID, instance.Placement.Start))
 			}
 			continue
 		}
 		if now.Compute != nil && *now.Compute != nvml.ComputeDefault {
-			entry.Undo = append(entry.Undo, ledger.Step{Kind: ledger.StepComputeMode, GPU: gpu, Target: uuid, Before: string(nvml.ComputeDefault), Want: string(*now.Compute), Shared: true})
+			entry.Undo = append(entry.Undo, ledger.Step{
+				Kind: ledger.StepComputeMode, GPU: gpu, Target: uuid, Before: string(nvml.ComputeDefault),
+				Want: string(*now.Compute), Shared: true,
+			})
 		}
 		if kept, err := m.holders.kept(entry, gpu); err == nil && !kept {
 			if err := m.effects.TimeSlices.Reset(ctx, ledger.Step{GPU: gpu, Target: uuid}); err != nil {

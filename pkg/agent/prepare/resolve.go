@@ -151,7 +151,8 @@ func (r *resolver) resolve(
 			device.CDIDeviceIDs = []string{cdi.ShareDeviceID(claim.UID, want.Request, want.Device, *device.ShareID)}
 		}
 		if other := overlapping(j.entry, &device); other != nil {
-			return nil, fmt.Errorf("claim %s: device %s and device %s overlap, allocated for the requests %s and %s", name(claim), other.Device, device.Device, other.Request, device.Request)
+			return nil, fmt.Errorf("claim %s: device %s and device %s overlap, allocated for the requests %s and %s", name(claim), other.Device,
+				device.Device, other.Request, device.Request)
 		}
 		j.entry.Devices = append(j.entry.Devices, device)
 		j.targets = append(j.targets, target)

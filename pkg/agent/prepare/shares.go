@@ -66,8 +66,8 @@ func consumed(driver string, result *resourceapi.DeviceRequestAllocationResult, 
 	return n, nil
 }
 
-// checkShare refuses a share that does not go with those of the others. Of the holders, which are those of h.of, all but the claim itself can
-// be read.
+// checkShare refuses a share that does not go with those of the others. Of the holders, which are those of
+// h.of, all but the claim itself can be read.
 func (h *holders) checkShare(j *job, i int, holders []*ledger.Record) error {
 	device, total := &j.entry.Devices[i], int64(j.targets[i].MemoryBytes)
 	refused := &ShareError{Claim: j.entry.Claim, Request: device.Request, Device: device.Device}

@@ -137,8 +137,8 @@ func (s *sweeper) sweepMetadataOf(ctx context.Context, claim types.UID) error {
 	return s.files.RemoveMetadata(claim)
 }
 
-// sweepDaemons takes away what is left of MPS daemons of which neither a record nor a quarantine tells, as after the ledger was lost: folders, and the
-// file systems that are mounted there. A daemon that runs is left alone: pods may use it.
+// sweepDaemons takes away what is left of MPS daemons of which neither a record nor a quarantine tells, as after the ledger was lost:
+// folders, and the file systems that are mounted there. A daemon that runs is left alone: pods may use it.
 func (s *sweeper) sweepDaemons(ctx context.Context) error {
 	names, err := s.daemons.Tool.List()
 	if err != nil {

@@ -30,8 +30,8 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	return err
 }
 
-// UnprepareUnused is Unprepare for a claim of which it was decided, without its lock, that nobody uses it. If its record is not the one any more that
-// was seen then, the claim has been prepared since, for a pod that may run: nothing is done.
+// UnprepareUnused is Unprepare for a claim of which it was decided, without its lock, that nobody uses it. If its record is not the one any
+// more that was seen then, the claim has been prepared since, for a pod that may run: nothing is done.
 func (m *Manager) UnprepareUnused(ctx context.Context, seen *ledger.Entry) (done bool, err error) {
 	undone, err := m.unprepare(ctx, seen.Claim.UID, seen)
 	return undone != nil, err
@@ -80,7 +80,8 @@ func (m *Manager) unprepare(ctx context.Context, uid types.UID, seen *ledger.Ent
 		return nil, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
 	used := countUse(record.Entry, m.opts.Clock.Now())
-	logger.V(2).Info("Claim is unprepared", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "devices", describe(record.Entry), "used", used)
+	logger.V(2).Info("Claim is unprepared", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name),
+		"devices", describe(record.Entry), "used", used)
 	return record.Entry, nil
 }
 
@@ -126,7 +127,8 @@ func (u *undoer) rollBack(ctx context.Context, entry *ledger.Entry) error {
 	if err := u.quarantines.keep(ctx, entry, debts, u.clock.Now()); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).V(5).Info("Recorded steps are undone", "claimUID", entry.Claim.UID, "steps", len(entry.Undo), "quarantined", len(debts))
+	klog.FromContext(ctx).V(5).Info("Recorded steps are undone", "claimUID", entry.Claim.UID, "steps", len(entry.Undo),
+		"quarantined", len(debts))
 	return steps.Measured(steps.Unpreparing, steps.Record, func() error { return u.ledger.Remove(entry.Claim.UID) })
 }
 
@@ -156,7 +158,8 @@ func (u *undoer) settle(ctx context.Context, gpu string, wanted func(*Quarantine
 		case err != nil:
 			return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
 		case why == nil:
-			klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu, "claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
+			klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu,
+				"claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
 		case wanted(q):
 			stays := &QuarantinedError{GPU: gpu, Places: q.Places(), Reason: q.Reason, Since: q.Since, Err: why}
 			if q.Owed != nil {
@@ -168,8 +171,8 @@ func (u *undoer) settle(ctx context.Context, gpu string, wanted func(*Quarantine
 	return nil
 }
 
-// settleOwed tries to do what is owed to one claim, and says why it stays. What is done for a partition is not owed any more before somebody else
-// has the partition: it would be undone for him.
+// settleOwed tries to do what is owed to one claim, and says why it stays. What is done for a partition is not owed any more before
+// somebody else has the partition: it would be undone for him.
 func (u *undoer) settleOwed(ctx context.Context, q *Quarantine) (why, err error) {
 	if q.Owed == nil {
 		return errors.New("what is to be undone is not known"), nil
@@ -228,7 +231,8 @@ func (u *undoer) settleAll(ctx context.Context) (left int, err error) {
 }
 
 // settleEach tries one after the other of those on a GPU. Each may take its time, and whoever waits for the GPU's lock goes before the
-// next: a pod may be going. A GPU that does not answer is asked once. Where all take too long those that are tried are others the next time.
+// next: a pod may be going. A GPU that does not answer is asked once. Where all take too long those
+// that are tried are others the next time.
 func (u *undoer) settleEach(ctx context.Context, gpu string, list []Quarantine) (errs []error) {
 	begun := time.Now()
 	for _, i := range rand.Perm(len(list)) {

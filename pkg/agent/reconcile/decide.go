@@ -40,7 +40,8 @@ type Reading struct {
 	// Running are the pods of which a process was there before Pods were asked for.
 	Running    map[types.UID]bool
 	RunningErr error
-	// Users are pods of this node that have not ended, by the UID of each claim that they refer to. Only asked for about CDI files without a record.
+	// Users are pods of this node that have not ended, by the UID of each claim that they refer to. Only
+	// asked for about CDI files without a record.
 	Users    map[types.UID]string
 	UsersErr error
 	// Registered is when the kubelet last registered the driver, which it does when it starts; zero if it has not.
@@ -61,8 +62,9 @@ type KubeletPod struct {
 	Devices []ledger.PluginDevice
 }
 
-// decide tells whether the claim is a leftover: it is certain that nobody uses its devices, as inUse tells of a reading. Otherwise keep says why it
-// stays. It takes two readings, with at least Interval between them; missing evidence is no evidence, so whatever is not known keeps the claim.
+// decide tells whether the claim is a leftover: it is certain that nobody uses its devices, as inUse tells of a reading.
+// Otherwise keep says why it stays. It takes two readings, with at least Interval between them; missing evidence is no evidence,
+// so whatever is not known keeps the claim.
 func decide(first, second *Reading, inUse func(*Reading) string) (leftover bool, keep string) {
 	if keep := inUse(second); keep != "" {
 		return false, keep
@@ -118,8 +120,8 @@ func inUse(entry *ledger.Entry, r *Reading) string {
 	return processes(r)
 }
 
-// hadIt tells whether the claim may have been prepared for the pod. Where another claim has the name by now, a pod that this one is reserved for
-// means this one.
+// hadIt tells whether the claim may have been prepared for the pod. Where another claim has the name by now, a pod that
+// this one is reserved for means this one.
 func hadIt(entry *ledger.Entry, r *Reading, pod *corev1.Pod) bool {
 	if slices.Contains(entry.Pods, pod.UID) {
 		return true
@@ -136,15 +138,16 @@ func replaced(entry *ledger.Entry, r *Reading) bool {
 	return r.Claim != nil && (r.Claim.UID != entry.Claim.UID || r.Claim.Status.Allocation != nil && !isAllocated(entry, r))
 }
 
-// reservedFor tells whether the claim that there is now is reserved for a pod of its namespace of that name, and the one that was prepared was not.
+// reservedFor tells whether the claim that there is now is reserved for a pod of its namespace of that
+// name, and the one that was prepared was not.
 func reservedFor(entry *ledger.Entry, r *Reading, pod KubeletPod) bool {
 	return slices.ContainsFunc(r.Claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
 		return c.Name == pod.Name && !slices.Contains(entry.Pods, c.UID)
 	})
 }
 
-// unlisted says which pod has processes although it has ended or is gone, by the lists. One that is deleted by force is in neither list from
-// then on, and its containers have the rest of its grace period. Without the pod it is not known which claims it had.
+// unlisted says which pod has processes although it has ended or is gone, by the lists. One that is deleted by force is in neither list
+// from then on, and its containers have the rest of its grace period. Without the pod it is not known which claims it had.
 func unlisted(r *Reading, hadIt func(*corev1.Pod) bool) string {
 	if r.RunningErr != nil {
 		return fmt.Sprintf("it is not known which pods have processes: %v", r.RunningErr)
@@ -214,8 +217,8 @@ func processes(r *Reading) string {
 	return ""
 }
 
-// isAllocated tells whether the claim still has the devices that were prepared for it: an allocation never changes, so one without some of them is
-// another. One of the same name with another UID is another claim.
+// isAllocated tells whether the claim still has the devices that were prepared for it: an allocation never changes, so one without some of
+// them is another. One of the same name with another UID is another claim.
 func isAllocated(entry *ledger.Entry, r *Reading) bool {
 	if r.Claim == nil || r.Claim.UID != entry.Claim.UID || r.Claim.Status.Allocation == nil {
 		return false

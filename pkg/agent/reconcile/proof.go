@@ -14,14 +14,15 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
-// LookedOnce is why a claim is kept that nobody seemed to use when it was looked at for the first time: it takes a second look, an Interval later.
+// LookedOnce is why a claim is kept that nobody seemed to use when it was looked at for the first time:
+// it takes a second look, an Interval later.
 const LookedOnce = "it has been looked at only once"
 
 // StartedRecently is why a claim is kept until the kubelet has had the time to get its pods.
 const StartedRecently = "the kubelet has started a short time ago"
 
-// Look takes a reading of one claim, also of one whose record cannot be read, and says why it must stay; empty if it is certain, by the same proof as
-// for leftovers, that nobody uses it. It changes nothing.
+// Look takes a reading of one claim, also of one whose record cannot be read, and says why it must stay; empty if it is certain, by the
+// same proof as for leftovers, that nobody uses it. It changes nothing.
 func (r *Reconciler) Look(ctx context.Context, claim types.UID, files []cdi.File) (keep string, err error) {
 	records, err := r.opts.Ledger.Records()
 	if err != nil {
@@ -57,7 +58,8 @@ func (n *nodeReading) withoutEnded(ctx context.Context) {
 		if pod.DeletionTimestamp == nil || !n.sources.Ended(ctx, &pod) {
 			return false
 		}
-		n.reading.Kubelet = slices.DeleteFunc(n.reading.Kubelet, func(k KubeletPod) bool { return k.Namespace == pod.Namespace && k.Name == pod.Name })
+		n.reading.Kubelet = slices.DeleteFunc(n.reading.Kubelet,
+			func(k KubeletPod) bool { return k.Namespace == pod.Namespace && k.Name == pod.Name })
 		return true
 	})
 }

@@ -57,7 +57,8 @@ type Options struct {
 	Repair func(ctx context.Context) error
 	// NotePods records the pods that a prepared claim is reserved for by now.
 	NotePods func(ctx context.Context, claim *resourceapi.ResourceClaim) error
-	// Release unprepares a claim, as the kubelet would, if its record is still the one that was seen. Otherwise somebody has prepared it since.
+	// Release unprepares a claim, as the kubelet would, if its record is still the one that was seen.
+	// Otherwise somebody has prepared it since.
 	Release func(ctx context.Context, seen *ledger.Entry) (released bool, err error)
 	// Strays are CDI files that no record of the ledger owns, and RemoveStray deletes the one of a claim, unless the claim is prepared by now.
 	Strays      func() ([]cdi.File, error)
@@ -124,10 +125,14 @@ type subject struct {
 
 // New returns a reconciler; nothing is looked at before Run.
 func New(opts Options) *Reconciler {
-	return &Reconciler{opts: opts, began: opts.Clock.Now(), before: map[subject]*Reading{}, orphans: map[types.UID]bool{}, said: map[subject]string{}}
+	return &Reconciler{
+		opts: opts, began: opts.Clock.Now(), before: map[subject]*Reading{}, orphans: map[types.UID]bool{},
+		said: map[subject]string{},
+	}
 }
 
-// Run looks now, every Interval, and when it is asked to and an Interval after that until ctx ends: who asks may wait for the second reading.
+// Run looks now, every Interval, and when it is asked to and an Interval after that until ctx ends:
+// who asks may wait for the second reading.
 func (r *Reconciler) Run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "reconcile"))
 	ticker := r.opts.Clock.NewTicker(Interval)
@@ -251,10 +256,12 @@ func (r *Reconciler) readClaim(ctx context.Context, entry *ledger.Entry, reading
 	}
 }
 
-// look takes a reading of one claim and decides, with the one before. An orphan is known not to be allocated any more, or was when that was last
-// known; a leftover is one that
-// is known not to be used by anybody, either. Of a claim that is allocated, its pods of now are recorded.
-func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, records []*ledger.Record, node *nodeReading) (orphan, leftover bool, err error) {
+// look takes a reading of one claim and decides, with the one before. An orphan is known not to be allocated any more, or
+// was when that was last known; a leftover is one that is known not to be used by anybody, either. Of a claim that is
+// allocated, its pods of now are recorded.
+func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, records []*ledger.Record,
+	node *nodeReading,
+) (orphan, leftover bool, err error) {
 	reading := r.read(ctx, entry, records, node)
 	if reading.ClaimErr == nil {
 		if r.orphans[entry.Claim.UID] = !isAllocated(entry, reading); !r.orphans[entry.Claim.UID] {
@@ -265,7 +272,8 @@ func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, records []*l
 	of := subject{claim: entry.Claim.UID}
 	leftover, keep := r.conclude(of, reading, func(r *Reading) string { return inUse(entry, r) })
 	if orphan && !leftover && r.say(of, keep) {
-		klog.FromContext(ctx).Info("Claim is not allocated any more and stays prepared", "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", of.claim, "reason", keep)
+		klog.FromContext(ctx).Info("Claim is not allocated any more and stays prepared",
+			"claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", of.claim, "reason", keep)
 	}
 	return orphan, leftover, err
 }
@@ -308,8 +316,8 @@ func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, records []*l
 	return reading
 }
 
-// rebooted tells whether the machine has started anew since the claim was prepared. Then nothing of it runs, and a GPU that has been lost need not
-// say so.
+// rebooted tells whether the machine has started anew since the claim was prepared. Then nothing of it runs, and
+// a GPU that has been lost need not say so.
 func (r *Reconciler) rebooted(entry *ledger.Entry) bool {
 	if entry.BootID == "" {
 		return false
@@ -318,8 +326,11 @@ func (r *Reconciler) rebooted(entry *ledger.Entry) bool {
 	return err == nil && now != "" && now != entry.BootID
 }
 
-// countProcesses counts those on a GPU that may be the claim's. What runs in other partitions is other claims', as is what those who share the GPU run.
-func (r *Reconciler) countProcesses(ctx context.Context, reading *Reading, gpu string, claim types.UID, records []*ledger.Record, at ...*ledger.Partition) {
+// countProcesses counts those on a GPU that may be the claim's. What runs in other partitions is other
+// claims', as is what those who share the GPU run.
+func (r *Reconciler) countProcesses(ctx context.Context, reading *Reading, gpu string, claim types.UID, records []*ledger.Record,
+	at ...*ledger.Partition,
+) {
 	if others, shared := sharers(gpu, claim, records); shared {
 		reading.count(r.opts.Sources.ProcessesBut(ctx, gpu, others))
 	} else {
@@ -354,8 +365,8 @@ func (r *Reading) count(processes int, err error) {
 	r.ProcessesErr = errors.Join(r.ProcessesErr, err)
 }
 
-// sharers are the pods of the other claims that have a share of the GPU, if there are such claims. Their processes, and the daemon that serves
-// them, are no sign that this claim is in use.
+// sharers are the pods of the other claims that have a share of the GPU, if there are such claims. Their processes, and the daemon that
+// serves them, are no sign that this claim is in use.
 func sharers(gpu string, but types.UID, records []*ledger.Record) (pods []types.UID, shared bool) {
 	for _, record := range records {
 		if record.UID == but || record.Entry == nil {
@@ -370,7 +381,8 @@ func sharers(gpu string, but types.UID, records []*ledger.Record) (pods []types.
 
 // release tells that a claim stays without an error where it was prepared again since it was read: then nothing is known of it.
 func (r *Reconciler) release(ctx context.Context, entry *ledger.Entry) (released bool, err error) {
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", entry.Claim.UID)
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name),
+		"claimUID", entry.Claim.UID)
 	logger.Info("Nobody uses the prepared claim any more, releasing it", "gpus", entry.HeldGPUs())
 	if released, err = r.opts.Release(ctx, entry); err != nil {
 		return false, fmt.Errorf("release claim %s, which nobody uses any more: %w", entry.Claim, err)

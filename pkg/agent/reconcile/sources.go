@@ -20,7 +20,8 @@ import (
 // PodsOf returns the source of a node's pods. They are read from the API server itself: its cache may be older than the last reading.
 func PodsOf(client kubernetes.Interface, node string) func(context.Context) ([]corev1.Pod, error) {
 	return func(ctx context.Context) ([]corev1.Pod, error) {
-		list, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
+		list, err := client.CoreV1().Pods(metav1.NamespaceAll).
+			List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
 		if err != nil {
 			return nil, err
 		}

@@ -18,7 +18,9 @@ import (
 )
 
 // strays looks at the CDI files that no record of the ledger owns, and removes those that certainly nobody uses. left is how many stay.
-func (r *Reconciler) strays(ctx context.Context, records []*ledger.Record, node *nodeReading, present map[subject]bool) (left int, err error) {
+func (r *Reconciler) strays(ctx context.Context, records []*ledger.Record, node *nodeReading,
+	present map[subject]bool,
+) (left int, err error) {
 	files, err := r.opts.Strays()
 	if err != nil {
 		return 0, err
@@ -33,11 +35,13 @@ func (r *Reconciler) strays(ctx context.Context, records []*ledger.Record, node 
 		unused, keep := r.lookAtFile(ctx, of, file, records, node)
 		if !unused {
 			if r.say(of, keep) {
-				logger.Info("CDI specification of a claim that is not in the ledger stays", "claimUID", file.Claim, "devices", file.Devices, "reason", keep)
+				logger.Info("CDI specification of a claim that is not in the ledger stays", "claimUID", file.Claim,
+					"devices", file.Devices, "reason", keep)
 			}
 			continue
 		}
-		logger.Info("CDI specification belongs to no claim of the ledger, and nobody uses it: removing it", "claimUID", file.Claim, "devices", file.Devices)
+		logger.Info("CDI specification belongs to no claim of the ledger, and nobody uses it: removing it",
+			"claimUID", file.Claim, "devices", file.Devices)
 		if err := r.opts.RemoveStray(ctx, file.Claim); err != nil {
 			errs = append(errs, fmt.Errorf("remove the CDI specification of claim %s, which nobody uses: %w", file.Claim, err))
 			continue
@@ -49,7 +53,9 @@ func (r *Reconciler) strays(ctx context.Context, records []*ledger.Record, node 
 }
 
 // lookAtFile takes a reading of one file and decides, with the one before.
-func (r *Reconciler) lookAtFile(ctx context.Context, of subject, file *cdi.File, records []*ledger.Record, node *nodeReading) (unused bool, keep string) {
+func (r *Reconciler) lookAtFile(ctx context.Context, of subject, file *cdi.File, records []*ledger.Record,
+	node *nodeReading,
+) (unused bool, keep string) {
 	if file.Err != nil {
 		return false, fmt.Sprintf("it is not known which GPUs it is for: %v", file.Err)
 	}

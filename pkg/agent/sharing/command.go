@@ -67,8 +67,8 @@ func (c command) run(input string, output *head) error {
 	return last
 }
 
-// maxOutput of a program, and as much of its command line, goes into an error. What a daemon's folder is used for is its clients' to say, and so
-// may be what a program says that looks there.
+// maxOutput of a program, and as much of its command line, goes into an error. What a daemon's folder is used for is its clients' to say,
+// and so may be what a program says that looks there.
 const maxOutput = 500
 
 // head keeps the beginning of what is written: at most so many bytes.

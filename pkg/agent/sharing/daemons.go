@@ -117,7 +117,8 @@ func (d *daemons) servesSeveral(ctx context.Context) (can bool, err error) {
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
-	case errors.As(err, &exit) && exit.Exited() && !notRun[exit.ExitCode()], errors.Is(err, exec.ErrWaitDelay): // with the latter a child has its output
+	// with the latter a child has its output
+	case errors.As(err, &exit) && exit.Exited() && !notRun[exit.ExitCode()], errors.Is(err, exec.ErrWaitDelay):
 		err = nil
 	}
 	if err == nil && said == "" {

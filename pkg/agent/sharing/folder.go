@@ -14,10 +14,10 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// The folder of an MPS daemon has what the daemon and its clients meet in. The clients are containers, of tenants, and may write there: to the
-// shared memory, and, as root of their containers, beside the daemon's sockets. So the folder is a file system of its own in memory, with room
-// for that daemon alone, on which nothing is executed, no device opened and no link followed. It ends by being unmounted. What is in it, which may be
-// nested deeper than anybody can walk, is never looked through.
+// The folder of an MPS daemon has what the daemon and its clients meet in. The clients are containers, of tenants, and may write there: to
+// the shared memory, and, as root of their containers, beside the daemon's sockets. So the folder is a file system of its own in memory,
+// with room for that daemon alone, on which nothing is executed, no device opened and no link followed. It ends by being unmounted. What is
+// in it, which may be nested deeper than anybody can walk, is never looked through.
 
 // The parts of a daemon's folder.
 const (
@@ -61,7 +61,8 @@ func (k kernelMounts) mount(path string, bytes int64) error {
 	if err == nil {
 		var there uint64
 		if there, err = deviceOf(filepath.Join(k.hostRoot, path)); err == nil && here != there {
-			err = errors.New("the host does not see it: the agent's volume for the folder needs mountPropagation Bidirectional, and that for --host-root HostToContainer")
+			err = errors.New("the host does not see it: the agent's volume for the folder needs mountPropagation Bidirectional, and that for " +
+				"--host-root HostToContainer")
 		}
 	}
 	if err != nil {
@@ -87,7 +88,8 @@ func (kernelMounts) followsNoLinks(path string) error {
 		return &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	if stat.Flags&nosymfollow == 0 {
-		return fmt.Errorf("links at %s are followed by Linux %s: a container could have the daemon, which is root, write to any file of the host; MPS needs Linux 5.10 or later, "+
+		return fmt.Errorf("links at %s are followed by Linux %s: a container could have the daemon, which is root, write to any file of the "+
+			"host; MPS needs Linux 5.10 or later, "+
 			"and --allow-sharing=time-slicing forbids it on this node", path, unix.ByteSliceToString(host.Release[:]))
 	}
 	return nil
@@ -121,8 +123,8 @@ func (f *folders) dir(name string, parts ...string) string {
 	return filepath.Join(append([]string{f.opts.MPSRoot, name}, parts...)...)
 }
 
-// limitedFile is there once a daemon has its limits, and says which: it loses them if it ends, and an agent can end before it has set them. It
-// lies beside the daemon's folder, in which tenants can take all the room there is.
+// limitedFile is there once a daemon has its limits, and says which: it loses them if it ends, and an agent can end before it has set them.
+// It lies beside the daemon's folder, in which tenants can take all the room there is.
 func (f *folders) limitedFile(name string) string { return f.dir(name) + ".limited" }
 
 // Edits implements Daemons.
@@ -137,8 +139,8 @@ func (f *folders) Edits(name string) *specs.ContainerEdits {
 	}
 }
 
-// makeFolder makes the folder of a daemon that does not run. If there is one, containers may have it: then it stays, for them to find the daemon
-// that is started again, without what the one before has left.
+// makeFolder makes the folder of a daemon that does not run. If there is one, containers may have it: then it stays, for them to find the
+// daemon that is started again, without what the one before has left.
 func (f *folders) makeFolder(name string) error {
 	dir := f.dir(name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -168,9 +170,9 @@ func (f *folders) makeFolder(name string) error {
 	return nil
 }
 
-// emptyPipe leaves nothing in the folder that a daemon and its clients meet in, which stays the one that containers have. What tenants have nested
-// there, maybe under the name of a socket, is not looked through: it is moved out of their sight and the daemon's, and ends with the mount. A
-// move needs no room.
+// emptyPipe leaves nothing in the folder that a daemon and its clients meet in, which stays the one that containers have. What tenants
+// have nested there, maybe under the name of a socket, is not looked through: it is moved out of their sight and the daemon's, and
+// ends with the mount. A move needs no room.
 func (f *folders) emptyPipe(name string) error {
 	pipe := f.dir(name, pipeFolder)
 	entries, err := os.ReadDir(pipe)
@@ -199,8 +201,8 @@ func (f *folders) emptyPipe(name string) error {
 	return nil
 }
 
-// removeFolder takes a daemon's folder away. One of an agent that mounted nothing is left where it is not empty: the next one of that name is
-// mounted over it, and a reboot ends it.
+// removeFolder takes a daemon's folder away. One of an agent that mounted nothing is left where it is not empty: the next one of that name
+// is mounted over it, and a reboot ends it.
 func (f *folders) removeFolder(name string) error {
 	dir := f.dir(name)
 	if err := removeIfThere(f.limitedFile(name)); err != nil {

@@ -20,13 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PersistenceDaemon is nvidia-persistenced. It keeps GPUs open, so that their driver forgets nothing while nobody uses them, and lets go of one
-// that it is told to let go of. NVML does not tell it, and sees what it does only where its socket is in the same place.
+// PersistenceDaemon is nvidia-persistenced. It keeps GPUs open, so that their driver forgets nothing while nobody uses them, and lets go of
+// one that it is told to let go of. NVML does not tell it, and sees what it does only where its socket is in the same place.
 type PersistenceDaemon interface {
 	// Keeps tells whether a daemon runs and keeps the GPU at the PCI address open, and in which process; 0 if that cannot be told.
 	Keeps(ctx context.Context, address string) (keeps bool, pid uint32, err error)
-	// Keep has the daemon keep the GPU open, or let go of it. The error wraps ErrPersistencedRefuses or, where one is to keep it and none runs,
-	// ErrNoPersistenced; any other is none of the daemon's.
+	// Keep has the daemon keep the GPU open, or let go of it. The error wraps ErrPersistencedRefuses or, where one is to keep it and none
+	// runs, ErrNoPersistenced; any other is none of the daemon's.
 	Keep(ctx context.Context, address string, on bool) error
 }
 
@@ -38,8 +38,9 @@ var (
 )
 
 // persistenced asks the daemon by its own protocol, Sun RPC (RFC 5531) on a socket, as nvidia-smi and NVML do: nvpd_rpc.h in NVIDIA's
-// nvidia-persistenced has the numbers. nvidia-smi is not run for it: it says success for a mode that it could not switch, opens all GPUs, and takes
-// memory for as many files as it may open, which in a container may be a thousand millions (NVIDIA/nvidia-container-toolkit 1053).
+// nvidia-persistenced has the numbers. nvidia-smi is not run for it: it says success for a mode that it could not
+// switch, opens all GPUs, and takes memory for as many files as it may open, which in a container may be a thousand
+// millions (NVIDIA/nvidia-container-toolkit 1053).
 type persistenced struct {
 	// sockets are where the daemon's may be: in the driver's container, or on the host.
 	sockets []string
@@ -73,7 +74,8 @@ func (s status) Error() string {
 
 func (s status) Is(target error) bool { return target == ErrPersistencedRefuses || target == error(s) }
 
-// newPersistenced looks for the socket below the driver's root and the host's. /var/run comes last: it may link to the /run of this container.
+// newPersistenced looks for the socket below the driver's root and the host's. /var/run comes last:
+// it may link to the /run of this container.
 func newPersistenced(opts DriverOptions) *persistenced {
 	p := &persistenced{}
 	for _, root := range slices.Compact([]string{cmp.Or(opts.DriverRoot, "/"), cmp.Or(opts.HostRoot, "/")}) {
@@ -114,7 +116,9 @@ func (p *persistenced) Keep(ctx context.Context, address string, on bool) error 
 }
 
 // ask calls a procedure for a GPU, and returns what comes after the status, and the daemon's process.
-func (p *persistenced) ask(ctx context.Context, address string, procedure uint32, more ...uint32) (results []uint32, pid uint32, err error) {
+func (p *persistenced) ask(ctx context.Context, address string, procedure uint32,
+	more ...uint32,
+) (results []uint32, pid uint32, err error) {
 	var domain, bus, slot, function uint32
 	if _, err := fmt.Sscanf(address, "%x:%x:%x.%x", &domain, &bus, &slot, &function); err != nil {
 		return nil, 0, fmt.Errorf("PCI address %q: %w", address, err)

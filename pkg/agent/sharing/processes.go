@@ -26,7 +26,8 @@ type processes struct{ proc string }
 // podCgroup finds the pod's UID in a cgroup path, as the kubelet's systemd and cgroupfs drivers write it:
 // …/kubepods-burstable-pod<uid with underscores>.slice/… and …/kubepods/burstable/pod<uid>/…. From a container that has a
 // namespace of its own for cgroups, a pod beside its own is /../../pod<uid>/…. Of a cluster within a pod it is the outer one.
-var podCgroup = regexp.MustCompile(`(?:kubepods[^:\n]*?[-/]|/\.\./)pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(\.slice)?(/|$)`)
+var podCgroup = regexp.MustCompile(
+	`(?:kubepods[^:\n]*?[-/]|/\.\./)pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(\.slice)?(/|$)`)
 
 // daemonCgroup finds the name of a daemon in the cgroup path of its unit (see systemd), which is one of the host's services, or
 // in that of its own cgroup (see cgroups), which is at the root.

@@ -3,9 +3,9 @@
 
 package sharing
 
-// sandbox are options of systemd-run that take from a daemon what it has no use for: it is root, and what it reads are its clients' files and
-// messages. All of them are older than systemd 243, as one that systemd does not know would keep the daemon from its start. There is no limit of
-// memory or tasks but systemd's own: to reach one would end the clients of all tenants.
+// sandbox are options of systemd-run that take from a daemon what it has no use for: it is root, and what it reads are its clients' files
+// and messages. All of them are older than systemd 243, as one that systemd does not know would keep the daemon from its start. There is no
+// limit of memory or tasks but systemd's own: to reach one would end the clients of all tenants.
 func (s *systemd) sandbox(p program, name string) []string {
 	if s.opts.Unconfined {
 		return nil

@@ -63,8 +63,8 @@ type Daemon struct {
 	MultiUser MultiUser
 }
 
-// MultiUser of a daemon: whether clients of several users are served at once. By itself a daemon serves one user at a time, and the others' clients
-// hang in cuInit. Drivers can do this since some version after 525.
+// MultiUser of a daemon: whether clients of several users are served at once. By itself a daemon serves one user at a time, and the others'
+// clients hang in cuInit. Drivers can do this since some version after 525.
 type MultiUser string
 
 // All but MultiUserNo.

@@ -25,8 +25,8 @@ func NewSimulated(machine *nvmlsim.Machine) Tools {
 	return Tools{TimeSlicer: s, Daemons: s, Processes: s, Persistenced: s}
 }
 
-// NewSimulatedWithFolders returns the same, with daemons that have the folder of a real one, which their clients' containers get. To mount it
-// takes more rights than all else that is simulated.
+// NewSimulatedWithFolders returns the same, with daemons that have the folder of a real one, which their clients' containers get. To mount
+// it takes more rights than all else that is simulated.
 func NewSimulatedWithFolders(machine *nvmlsim.Machine, opts DriverOptions) Tools {
 	opts.ShmBytes = cmp.Or(opts.ShmBytes, DefaultShmBytes)
 	tools := NewSimulated(machine)
@@ -81,7 +81,10 @@ type simulated struct{ machine *nvmlsim.Machine }
 
 // SetTimeSlice implements TimeSlicer.
 func (s *simulated) SetTimeSlice(_ context.Context, gpu string, interval config.Interval) error {
-	_, err := s.machine.Do(&nvmlsim.SetTimeSlice{GPU: gpu, Time: nvmlsim.TimeSlice(strings.TrimPrefix(string(interval), string(config.IntervalDefault)))})
+	_, err := s.machine.Do(&nvmlsim.SetTimeSlice{
+		GPU:  gpu,
+		Time: nvmlsim.TimeSlice(strings.TrimPrefix(string(interval), string(config.IntervalDefault))),
+	})
 	return err
 }
 

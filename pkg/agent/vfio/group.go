@@ -39,8 +39,8 @@ type Function struct {
 	Driver string
 }
 
-// ReadFunction returns what the kernel says of a function. The error wraps fs.ErrNotExist if there is none. It reads nothing for which the kernel
-// takes the function's lock: somebody who removes the function may hold that for ever.
+// ReadFunction returns what the kernel says of a function. The error wraps fs.ErrNotExist if there is none. It reads nothing for which the
+// kernel takes the function's lock: somebody who removes the function may hold that for ever.
 func ReadFunction(fsys fs.ReadLinkFS, address string) (Function, error) {
 	f := Function{Address: address}
 	at := devices + "/" + address + "/"
@@ -72,8 +72,8 @@ func readOverride(fsys fs.FS, address string) (string, error) {
 
 func overrideOf(address string) string { return devices + "/" + address + "/driver_override" }
 
-// Gone tells whether the function does not answer on the bus any more: the kernel has let go of it, or its configuration reads as all ones, which
-// is what the bus gives for a read that nobody answers. What cannot be read is no proof.
+// Gone tells whether the function does not answer on the bus any more: the kernel has let go of it, or its configuration reads as all ones,
+// which is what the bus gives for a read that nobody answers. What cannot be read is no proof.
 func Gone(fsys fs.ReadLinkFS, address string) bool {
 	config, err := fsys.Open(devices + "/" + address + "/config")
 	if err != nil {
@@ -163,7 +163,8 @@ func GroupOf(fsys fs.ReadLinkFS, gpu string) (*Group, error) {
 		}
 	}
 	if !canReset(fsys, gpu) {
-		return nil, errors.New("the kernel has no way to reset the GPU (reset_method in sysfs): what one virtual machine leaves in it the next one would find")
+		return nil, errors.New("the kernel has no way to reset the GPU (reset_method in sysfs): what one virtual machine leaves in it the next " +
+			"one would find")
 	}
 	// Its links are counted, because the kernel takes the function's lock to tell their number.
 	entries, err := fs.ReadDir(fsys, devices+"/"+gpu)
@@ -177,7 +178,8 @@ func GroupOf(fsys fs.ReadLinkFS, gpu string) (*Group, error) {
 	return group, nil
 }
 
-// canReset tells whether the kernel can reset a function by itself, by a way that is not switched off. Kernels before 5.15 do not list the ways.
+// canReset tells whether the kernel can reset a function by itself, by a way that is not switched off.
+// Kernels before 5.15 do not list the ways.
 func canReset(fsys fs.FS, address string) bool {
 	ways, err := read(fsys, devices+"/"+address+"/reset_method")
 	if errors.Is(err, fs.ErrNotExist) {

@@ -57,7 +57,9 @@ type firstFit struct {
 var _ structured.Allocator = &firstFit{}
 
 // Allocate implements [structured.Allocator].
-func (a *firstFit) Allocate(ctx context.Context, node *v1.Node, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+func (a *firstFit) Allocate(ctx context.Context, node *v1.Node,
+	claims []*resourceapi.ResourceClaim,
+) ([]resourceapi.AllocationResult, error) {
 	if err := a.learnClasses(claims); err != nil {
 		return nil, err
 	}

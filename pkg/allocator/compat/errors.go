@@ -157,7 +157,8 @@ func onNode(err error) error {
 func selectorError(e *allocator.SelectorError) error {
 	device := fmt.Sprintf("%s/%s/%s", e.Driver, e.Pool, e.Device)
 	if e.Expression == "" {
-		return &worded{fmt.Sprintf("claim %s, request %s: checking capacity for device %s: %v", klog.KRef(e.Namespace, e.Claim), e.Request, device, e.Err), e}
+		return &worded{fmt.Sprintf("claim %s, request %s: checking capacity for device %s: %v", klog.KRef(e.Namespace, e.Claim),
+			e.Request, device, e.Err), e}
 	}
 	if e.Attribute != "" {
 		return &worded{fmt.Sprintf("evaluate derived attribute %s on device %s failed: %v", e.Attribute, device, e.Err), e}

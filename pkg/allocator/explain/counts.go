@@ -23,8 +23,8 @@ type DeviceCounts struct {
 	Full int `json:"full,omitempty"`
 	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
 	Incompatible int `json:"incompatible,omitempty"`
-	// Tainted have a taint that the request does not tolerate; Taints counts them by the key of the first such taint, in an [Explanation] followed
-	// by the DeviceTaintRule that sets it, if one does and that is known.
+	// Tainted have a taint that the request does not tolerate; Taints counts them by the key of the first such taint, in an [Explanation]
+	// followed by the DeviceTaintRule that sets it, if one does and that is known.
 	Tainted int            `json:"tainted,omitempty"`
 	Taints  map[string]int `json:"taints,omitempty"`
 	// Unsupported need a feature that is not supported: they consume shared counters while that is off, or are NodeAllocatable or Skipping.

@@ -157,7 +157,8 @@ func (r *Request) String() string {
 	for _, key := range slices.Sorted(maps.Keys(r.Taints)) {
 		fact(r.Taints[key], "tainted "+clip(key, maxQuoted))
 	}
-	fact(r.NodeAllocatable, "standing for CPU or memory of a node (nodeAllocatableResources), which only kube-scheduler itself can account for")
+	fact(r.NodeAllocatable,
+		"standing for CPU or memory of a node (nodeAllocatableResources), which only kube-scheduler itself can account for")
 	fact(r.Skipping, "needing node operations to be skipped (skipNodeOperations), which is not enabled or the node does not declare")
 	fact(r.Unsupported-r.NodeAllocatable-r.Skipping, "with features that are not supported")
 	fact(r.Failing, "failing a selector")

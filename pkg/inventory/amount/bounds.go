@@ -117,8 +117,8 @@ func Equal(a, b resource.Quantity) bool {
 	return exponent == otherExponent && unscaled.Cmp(other) == 0
 }
 
-// Semantic is [apiequality.Semantic] for objects whose quantities nobody has checked, and whose parameters may be large: 32 of 10 KiB each in a
-// claim, of which that looks at each byte by reflection, for some 20 ms.
+// Semantic is [apiequality.Semantic] for objects whose quantities nobody has checked, and whose parameters may be large: 32 of 10 KiB each
+// in a claim, of which that looks at each byte by reflection, for some 20 ms.
 var Semantic = func() conversion.Equalities {
 	e := apiequality.Semantic.Copy()
 	if err := e.AddFuncs(Equal, sameParameters); err != nil {

@@ -55,7 +55,8 @@ func Compile(features cel.Features, text string, derived bool) (compiled cel.Com
 	if issues != nil {
 		return compiled, 0, issues.Err()
 	}
-	compiled.Program, err = env.Program(ast, celgo.CostLimit(resourceapi.CELSelectorExpressionMaxCost), celgo.InterruptCheckFrequency(1), regexConstants(), celgo.CustomDecoratorV2(boundRegexes))
+	compiled.Program, err = env.Program(ast, celgo.CostLimit(resourceapi.CELSelectorExpressionMaxCost), celgo.InterruptCheckFrequency(1),
+		regexConstants(), celgo.CustomDecoratorV2(boundRegexes))
 	if err != nil {
 		return compiled, 0, err
 	}

@@ -14,11 +14,11 @@ import (
 )
 
 // CEL counts what is done with a list by how many elements it has, not by what is in them: with cel.bind, an expression of some
-// hundred bytes makes lists of lists, or texts out of texts with format(), of any size. To compare, or to print, those never ends or takes all
-// memory, and nothing interrupts it. So what an expression can make is bounded before it is compiled.
+// hundred bytes makes lists of lists, or texts out of texts with format(), of any size. To compare, or to print, those never ends or takes
+// all memory, and nothing interrupts it. So what an expression can make is bounded before it is compiled.
 const (
-	// maxComplexity is how large the values may be that an expression makes, in sum: a value as whatever it is made of, a loop as often as it may go
-	// round. Going through so much takes some hundred milliseconds.
+	// maxComplexity is how large the values may be that an expression makes, in sum: a value as whatever it is made of, a loop as often as it
+	// may go round. Going through so much takes some hundred milliseconds.
 	maxComplexity = 2e7
 	// ofDevice is what a device counts, or whatever is of it: as many attributes and capacities as it may have, twice.
 	ofDevice = 64

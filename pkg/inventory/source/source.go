@@ -58,7 +58,9 @@ type Source struct {
 
 // New wires the factory's informers into the store. The caller starts the factory after New, as for any
 // informer. client is for the events that the tracker writes about taint rules that do not apply.
-func New(ctx context.Context, client kubernetes.Interface, factory informers.SharedInformerFactory, store *inventory.Store, opts Options) (*Source, error) {
+func New(ctx context.Context, client kubernetes.Interface, factory informers.SharedInformerFactory, store *inventory.Store,
+	opts Options,
+) (*Source, error) {
 	s := &Source{store: store, done: make(chan struct{}), slices: make(map[string]*resourceapi.ResourceSlice)}
 	resources := factory.Resource().V1()
 

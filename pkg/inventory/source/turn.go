@@ -42,7 +42,9 @@ type inTurn[T cache.Object] struct {
 	turn *sync.Mutex
 }
 
-func (i inTurn[T]) AddTypedEventHandler(handler cache.TypedResourceEventHandler[T], options ...cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
+func (i inTurn[T]) AddTypedEventHandler(handler cache.TypedResourceEventHandler[T],
+	options ...cache.HandlerOptions,
+) (cache.ResourceEventHandlerRegistration, error) {
 	return i.TypedSharedIndexInformer.AddTypedEventHandler(turnHandler[T]{handler, i.turn}, options...)
 }
 

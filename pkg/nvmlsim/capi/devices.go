@@ -253,9 +253,15 @@ func nvmlDeviceGetGpuFabricInfoV(device uintptr, fabric unsafe.Pointer) int32 {
 	}
 	// No fault of a fabric is simulated: its health has no bit set, and no summary.
 	if third {
-		put(fabric, nvml.GpuFabricInfo_v3{Version: version, ClusterUuid: info.ClusterUuid, Status: info.Status, CliqueId: info.CliqueId, State: info.State})
+		put(fabric, nvml.GpuFabricInfo_v3{
+			Version: version, ClusterUuid: info.ClusterUuid, Status: info.Status,
+			CliqueId: info.CliqueId, State: info.State,
+		})
 	} else {
-		put(fabric, nvml.GpuFabricInfo_v2{Version: version, ClusterUuid: info.ClusterUuid, Status: info.Status, CliqueId: info.CliqueId, State: info.State})
+		put(fabric, nvml.GpuFabricInfo_v2{
+			Version: version, ClusterUuid: info.ClusterUuid, Status: info.Status,
+			CliqueId: info.CliqueId, State: info.State,
+		})
 	}
 	return int32(nvml.SUCCESS)
 }

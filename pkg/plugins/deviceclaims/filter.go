@@ -72,11 +72,13 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		}
 		return nil
 	}
-	refusal := pl.rivals.Judge(ctx, &c.Situation, pod, contention.Refused{Node: nodeInfo, Requests: wanted.Requests, Failure: result.Failure, Time: c.Budget})
+	refusal := pl.rivals.Judge(ctx, &c.Situation, pod,
+		contention.Refused{Node: nodeInfo, Requests: wanted.Requests, Failure: result.Failure, Time: c.Budget})
 	if refusal.Undecided {
 		c.Results.SetUndecided()
 	}
-	c.Findings().Set(node.Name, cycle.NodeResult{Variant: wanted, Failure: result.Failure, Evictable: refusal.Code == fwk.Unschedulable && len(refusal.Leaving) == 0})
+	c.Findings().Set(node.Name,
+		cycle.NodeResult{Variant: wanted, Failure: result.Failure, Evictable: refusal.Code == fwk.Unschedulable && len(refusal.Leaving) == 0})
 	if len(refusal.Leaving) > 0 {
 		c.Findings().SetLeaving(node.Name, refusal.Leaving)
 	}

@@ -22,9 +22,10 @@ const metricsSubsystem = "stowage_scheduler"
 
 var (
 	allocationsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem:      metricsSubsystem,
-		Name:           "allocations_total",
-		Help:           "Number of times that devices were to be chosen on a node picked for a pod, by result: chosen, refused (the node no longer fits, or a claim changed), or error.",
+		Subsystem: metricsSubsystem,
+		Name:      "allocations_total",
+		Help: "Number of times that devices were to be chosen on a node picked for a pod, by result: chosen, refused (the node no " +
+			"longer fits, or a claim changed), or error.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
 	allocationDuration = metrics.NewHistogram(&metrics.HistogramOpts{
@@ -37,8 +38,10 @@ var (
 )
 
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusals.RefusedNodes, contention.NodesDecidedAgain, waiting.WaitingPods, waiting.WakeUpsTotal)
-	legacyregistry.MustRegister(auditing.DoubleHeldDevices, auditing.DoubleHoldsTotal, auditing.Differences, auditing.ComparisonsTotal, auditing.LastComparison,
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusals.RefusedNodes,
+		contention.NodesDecidedAgain, waiting.WaitingPods, waiting.WakeUpsTotal)
+	legacyregistry.MustRegister(auditing.DoubleHeldDevices, auditing.DoubleHoldsTotal, auditing.Differences,
+		auditing.ComparisonsTotal, auditing.LastComparison,
 		auditing.ComparisonPeriod, auditing.StaleInFlight)
 	legacyregistry.CustomMustRegister(account.Caches)
 })

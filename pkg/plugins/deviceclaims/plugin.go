@@ -86,7 +86,8 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		return nil, err
 	}
 	if gate := features.DRANodeAllocatableResources; utilfeature.DefaultFeatureGate.Enabled(gate) {
-		return nil, fmt.Errorf("feature gate %s is enabled, but %s cannot account for devices that stand for CPU or memory of a node: disable it", gate, Name)
+		return nil, fmt.Errorf("feature gate %s is enabled, but %s cannot account for devices that stand for CPU or memory of a node: disable it",
+			gate, Name)
 	}
 	if err := shared.start(ctx, handle, typed); err != nil {
 		return nil, err
@@ -106,17 +107,24 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	pl.extended = &extended.Resources{Handle: handle, Claims: shared.account.Tracker, Recorded: shared.memory.Recorded, Binder: pl.binder}
 	pl.rivals = &contention.Rivals{
 		Common: shared.common, Handle: handle, Groups: pl.groups, Extended: pl.extended,
-		Search:  contention.Search{Features: features, Policy: policies[typed.ScoringStrategy.Devices], Scoring: scorings[typed.ScoringStrategy.Type], Time: pl.time},
+		Search: contention.Search{
+			Features: features, Policy: policies[typed.ScoringStrategy.Devices],
+			Scoring: scorings[typed.ScoringStrategy.Type], Time: pl.time,
+		},
 		NameAll: typed.ClaimsOfOtherNamespaces == config.NameClaims,
 	}
-	pl.demand = &demand.Reader{Claims: shared.account.Tracker, Places: shared.books.Places, Pods: pl.rivals, Extended: pl.extended, Features: features}
+	pl.demand = &demand.Reader{
+		Claims: shared.account.Tracker, Places: shared.books.Places, Pods: pl.rivals,
+		Extended: pl.extended, Features: features,
+	}
 	pl.waits = &waiting.Profile{
 		Handle: handle, Setup: pl.setup, Demand: pl.demand, Rivals: pl.rivals, Binder: pl.binder, Places: shared.books.Places, Gate: shared.gated,
 		Limit: shared.limits.WakeUp,
 	}
 	pl.hints = &waiting.Hints{Pods: shared.waiting, Extended: pl.extended}
 	pl.passage = &passage.Passage{
-		Fence: passage.NewFence(shared.account.Tracker, typed.Fence), Claims: shared.account.Tracker, Pods: shared.common.Pods, Binder: pl.binder, Groups: pl.groups,
+		Fence: passage.NewFence(shared.account.Tracker, typed.Fence), Claims: shared.account.Tracker, Pods: shared.common.Pods,
+		Binder: pl.binder, Groups: pl.groups,
 		Attempts: shared.memory.Attempts, NameAll: pl.rivals.NameAll, Ended: shared.ctx,
 	}
 	pl.refusals = &refusals.Finder{
@@ -124,7 +132,8 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		HoldersLimit: shared.limits.Holders, ObstacleLimit: shared.limits.Obstacle,
 	}
 	pl.holdings = &holdings.Holdings{
-		Claims: shared.account.Tracker, Binder: pl.binder, Groups: pl.groups, Extended: pl.extended, Attempts: shared.memory.Attempts, Refusals: pl.refusals,
+		Claims: shared.account.Tracker, Binder: pl.binder, Groups: pl.groups, Extended: pl.extended,
+		Attempts: shared.memory.Attempts, Refusals: pl.refusals,
 	}
 	shared.gated.Serve(handle, pl.holdings.GiveUpKeptBack)
 	return pl, nil

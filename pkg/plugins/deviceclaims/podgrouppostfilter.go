@@ -23,7 +23,9 @@ import (
 // that others were evicted for; or gives up an allocation that keeps its own pod off nodes; or lets pods have what failed for them;
 // or explains what the first pod that found no devices lacks, and leaves the group to the plugins after it. Should these try what
 // would be without some pods, it is prepared for that.
-func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
+func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycleState, group fwk.PodGroupInfo,
+	schedule fwk.PodGroupSchedulingFunc,
+) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
 	pl.shared.common.Trial.ForbidPreemption()
 	found, err := cycle.ReadGroup(state)
 	if err != nil {
@@ -71,12 +73,12 @@ func (pl *Plugin) tell(ctx context.Context, pod *v1.Pod, why string) {
 	}
 }
 
-// groupWaitsFor tells the waiting room on which nodes devices were missing, pod by pod. Each is tried again by and by. The queue tries a group
-// again and again, too, but not one that has others evicted: while DefaultPreemption does that, the queue puts it aside, and then lets it sleep
-// until a victim is gone, whatever else makes room for it.
+// groupWaitsFor tells the waiting room on which nodes devices were missing, pod by pod. Each is tried again by and by. The queue tries a
+// group again and again, too, but not one that has others evicted: while DefaultPreemption does that, the queue puts it aside, and then
+// lets it sleep until a victim is gone, whatever else makes room for it.
 //
-// The framework stops at the first pod without which the group cannot be: those after it have no cycle. If one of them was woken, nothing has
-// come of it, as the group waits for the first one.
+// The framework stops at the first pod without which the group cannot be: those after it have no cycle. If one of them was woken, nothing
+// has come of it, as the group waits for the first one.
 func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *cycle.Group) {
 	for _, pod := range pods {
 		switch c := found.Pods[pod.UID]; {

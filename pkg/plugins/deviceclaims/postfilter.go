@@ -24,11 +24,13 @@ import (
 )
 
 // PostFilter helps a pod for which no node was found. It waits for devices that others were evicted for, see
-// contention.Rivals.Await. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod
-// away from nodes, and nobody else uses the claim, it gives up that allocation, and preemption is not tried: the pod may fit now. If
-// others use the claim, too, it gives up no more than the pod's reservation. Otherwise it explains what devices were missing
-// and whose release would help, and leaves the pod to the plugins after it.
-func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
+// contention.Rivals.Await. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the
+// pod away from nodes, and nobody else uses the claim, it gives up that allocation, and preemption is not tried: the pod may fit now. If
+// others use the claim, too, it gives up no more than the pod's reservation. Otherwise it explains what devices were missing and whose
+// release would help, and leaves the pod to the plugins after it.
+func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
+	_ fwk.NodeToStatusReader,
+) (*fwk.PostFilterResult, *fwk.Status) {
 	c, err := cycle.Read(state)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
@@ -90,8 +92,8 @@ func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Stat
 	return holdings.StatusOf(err)
 }
 
-// tryAtOnce has the scheduling queue try a pod again when its attempt has ended. One that has given something up may hold more, and nothing else
-// need wake it: if others are faster, it fits nowhere.
+// tryAtOnce has the scheduling queue try a pod again when its attempt has ended. One that has given something up may hold more, and nothing
+// else need wake it: if others are faster, it fits nowhere.
 func tryAtOnce(ctx context.Context, queue fwk.PodActivator, pod *v1.Pod) {
 	queue.Activate(klog.FromContext(ctx), map[string]*v1.Pod{podclaims.PodName(pod).String(): pod})
 }
@@ -115,8 +117,8 @@ func leftToOthers(why string) *fwk.Status {
 }
 
 // waitFor tells the waiting room on which nodes devices were missing. If an allocation of the pod's own may be given up, or a class was
-// missing, these are all. Returned is until when a pod without an answer is put off, zero if it is not. One that may be kept from its node by
-// pods that are gone is not: nothing wakes it sooner. It is tried again by and by, and so is, with again, any pod.
+// missing, these are all. Returned is until when a pod without an answer is put off, zero if it is not. One that may be kept from its node
+// by pods that are gone is not: nothing wakes it sooner. It is tried again by and by, and so is, with again, any pod.
 func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle.State, again bool) (until time.Time) {
 	var nodes []string
 	for node := range c.Results.Failures() {

@@ -23,7 +23,9 @@ import (
 
 // PreBindPreFlight tells whether PreBind has something to do. PreBind runs alone: nothing irreversible, such as
 // the provisioning of a volume, may happen beside it, because it may lose its devices.
-func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
+func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod,
+	_ string,
+) (*fwk.PreBindPreFlightResult, *fwk.Status) {
 	result := &fwk.PreBindPreFlightResult{AllowParallel: false}
 	c, err := cycle.Read(state)
 	if err != nil {
@@ -75,7 +77,8 @@ func (pl *Plugin) bindClaims(ctx context.Context, pod *v1.Pod, nodeName string, 
 		pl.shared.account.Tracker.Release(pc.Claim.UID, pod.UID)
 		pl.shared.books.Places.Leave(pc.Claim.UID, pod.UID)
 		if allocation == nil && w.HasReserved() {
-			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.Claim, pc.Claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
+			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.Claim, pc.Claim.Status.Allocation,
+				"the claim is allocated already, and the pod can use it on this node")
 		}
 	}
 	if err := pl.passage.Pass(ctx, pod, nodeName, c); err != nil {

@@ -116,14 +116,15 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle.State, pod *v1.Pod, nod
 		pl.shared.memory.Attempts.Refuse(pod, pl.binder.Clock.Now())
 		// Another node may do, and the change that took this one away need not free anything.
 		pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
-		return fwk.NewStatus(fwk.Unschedulable).WithError(&podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Err: err})
+		return fwk.NewStatus(fwk.Unschedulable).
+			WithError(&podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Err: err})
 	default:
 		return fwk.AsStatus(tellHeld(ctx, pl.rivals.NameAll, pod, err))
 	}
 }
 
-// tellHeld takes the name of another namespace's claim from the error of a decision that gives away what that has. It is a mistake of ours, so the
-// log has it.
+// tellHeld takes the name of another namespace's claim from the error of a decision that gives away what that has. It
+// is a mistake of ours, so the log has it.
 func tellHeld(ctx context.Context, nameAll bool, pod *v1.Pod, err error) error {
 	var held *tracker.HeldError
 	if !errors.As(err, &held) {
@@ -202,7 +203,9 @@ func decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, 
 }
 
 // allocateOnTrial gives the pod devices on trial. What preemption has taken away to see whether the group fits is free for it.
-func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle.State, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
+func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle.State, pod *v1.Pod, node *v1.Node,
+	requests *allocator.Requests,
+) *fwk.Status {
 	for _, pc := range c.Claims {
 		if pc.Shared != nil {
 			c.Trial.Join(pod.UID, pc.Claim.UID)
@@ -292,7 +295,8 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	}
 }
 
-// pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.
+// pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that
+// others could use but its place on the node.
 func (pl *Plugin) pauseMember(ctx context.Context, pod *v1.Pod, pause time.Duration) {
 	if pl.rivals.PodOf(podclaims.PodName(pod), pod.UID) == nil {
 		pl.shared.memory.Attempts.Forget(pod) // its end may have been told before

@@ -82,7 +82,10 @@ type leader struct {
 // NewShared returns a Shared for one scheduler.
 func NewShared(limits Limits) *Shared {
 	limits = limits.withDefaults()
-	return &Shared{bounds: bounds{limits: limits, shares: searchtime.NewShares(time.Now, limits.Evaluation), room: waiting.Options(limits.WakeUp)}}
+	return &Shared{bounds: bounds{
+		limits: limits, shares: searchtime.NewShares(time.Now, limits.Evaluation),
+		room: waiting.Options(limits.WakeUp),
+	}}
 }
 
 // start starts everything with the clients of the first plugin's scheduler, and with the first plugin's arguments where
@@ -119,7 +122,8 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	context.AfterFunc(s.ctx, s.gated.Queue.ShutDown)
 
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(), contention.VictimHandler(ctx, handle, s.account.Tracker), s.gated.PodHandler(s.ctx),
+		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(),
+		contention.VictimHandler(ctx, handle, s.account.Tracker), s.gated.PodHandler(s.ctx),
 		s.common.Nominations.PodHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
@@ -128,7 +132,8 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		}
 	}
 
-	s.leader.auditor = auditing.New(s.account.Tracker, s.account.Store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
+	s.leader.auditor = auditing.New(s.account.Tracker, s.account.Store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration,
+		args.Fence.Timeout.Duration, clock.RealClock{})
 	s.leader.auditor.Disclosure = args.ClaimsOfOtherNamespaces
 	if enabled(features.DRADeviceTaintRules) {
 		s.leader.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
@@ -145,8 +150,8 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	return nil
 }
 
-// byUID takes the events of pods. One that was deleted and made anew under its name while the informer did not hear is two pods, not one that
-// was updated.
+// byUID takes the events of pods. One that was deleted and made anew under its name while the informer did not
+// hear is two pods, not one that was updated.
 type byUID struct{ cache.ResourceEventHandler }
 
 // OnUpdate implements [cache.ResourceEventHandler].

@@ -30,8 +30,8 @@ func Explain(ctx context.Context, pl *Plugin, state fwk.CycleState, pod *v1.Pod,
 	return found, nil
 }
 
-// WaitForSync waits until the plugin has seen all claims, slices and classes once. Before that PreEnqueue lets pods pass, and leaves them to
-// PreFilter. The error is that ctx has ended, or that it took longer than 10 s.
+// WaitForSync waits until the plugin has seen all claims, slices and classes once. Before that PreEnqueue lets pods pass, and leaves them
+// to PreFilter. The error is that ctx has ended, or that it took longer than 10 s.
 func WaitForSync(ctx context.Context, pl *Plugin) error { return pl.shared.account.WaitForSync(ctx) }
 
 // Reserved is what Reserve has decided for the pod of the state, claim by claim.

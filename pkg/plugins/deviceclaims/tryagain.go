@@ -43,7 +43,8 @@ func (pl *Plugin) tryAgain(ctx context.Context, c *cycle.State, pod *v1.Pod) *fw
 	}
 	pl.shared.memory.Failed.Relax(pod.UID)
 	tryAtOnce(ctx, pl.handle, pod)
-	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "devices that could not be made ready for the pod are tried again, as there are no others")
+	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
+		"devices that could not be made ready for the pod are tried again, as there are no others")
 }
 
 // tryGroupAgain ends an attempt of a group that would fit if none of its pods avoided what had failed for it before: what such a pod

@@ -81,7 +81,8 @@ func (pl *Plugin) Score(ctx context.Context, state fwk.CycleState, pod *v1.Pod, 
 // survive ends a panic. It is deferred.
 func survive(ctx context.Context, pod *v1.Pod, node fwk.NodeInfo, decide func()) {
 	if cause := recover(); cause != nil {
-		klog.FromContext(ctx).Error(nil, "The NodeResourceTopology object of a node makes no sense, the node is not used", "pod", klog.KObj(pod), "node", klog.KObj(node.Node()),
+		klog.FromContext(ctx).Error(nil, "The NodeResourceTopology object of a node makes no sense, the node is not used", "pod", klog.KObj(pod),
+			"node", klog.KObj(node.Node()),
 			"panic", cause, "stack", string(debug.Stack()))
 		decide()
 	}

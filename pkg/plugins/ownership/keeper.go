@@ -48,7 +48,9 @@ type Keeper struct {
 
 // NewKeeper returns a keeper that does nothing before Run. The caller starts the informer's factory later. The end of
 // ctx ends what the keeper has in the background, also if it never runs.
-func NewKeeper(ctx context.Context, client resourceclient.DeviceTaintRulesGetter, rules resourceinformers.TypedDeviceTaintRuleInformer) *Keeper {
+func NewKeeper(ctx context.Context, client resourceclient.DeviceTaintRulesGetter,
+	rules resourceinformers.TypedDeviceTaintRuleInformer,
+) *Keeper {
 	registerMetrics()
 	k := &Keeper{
 		client:   client,
@@ -80,8 +82,8 @@ func (k *Keeper) wanted(name string) (rule *resourceapi.DeviceTaintRule, known b
 	return rule, known
 }
 
-// Run keeps the rules until ctx ends, which is the keeper's or one that ends earlier. The rules stay when it ends: another replica takes over, or the same
-// scheduler comes back.
+// Run keeps the rules until ctx ends, which is the keeper's or one that ends earlier. The rules stay when it ends: another replica
+// takes over, or the same scheduler comes back.
 func (k *Keeper) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	handler, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{

@@ -11,9 +11,10 @@ import (
 )
 
 var writesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-	Subsystem:      "stowage_ownership",
-	Name:           "rule_writes_total",
-	Help:           "Number of writes to the DeviceTaintRule that keeps other schedulers off our devices, by what was done (create, update or delete) and result (success or error). More than one create means that somebody deletes the rule.",
+	Subsystem: "stowage_ownership",
+	Name:      "rule_writes_total",
+	Help: "Number of writes to the DeviceTaintRule that keeps other schedulers off our devices, by what was done (create, update " +
+		"or delete) and result (success or error). More than one create means that somebody deletes the rule.",
 	StabilityLevel: metrics.ALPHA,
 }, []string{"write", "result"})
 

@@ -71,8 +71,8 @@ func (r Right) String() string {
 	return text + " in all namespaces"
 }
 
-// Denials tell that the API server has refused calls as forbidden, which may have another reason than a missing right, such as a quota, or as
-// invalid: so it answers who writes an allocation without the right to update resourceclaims/binding.
+// Denials tell that the API server has refused calls as forbidden, which may have another reason than a missing right, such as a quota, or
+// as invalid: so it answers who writes an allocation without the right to update resourceclaims/binding.
 type Denials chan struct{}
 
 // NewDenials returns denials of which there is none yet.
@@ -125,8 +125,8 @@ type Checker struct {
 	denied Denials
 }
 
-// NewChecker returns a checker of the rights that the client's user should have, and of the writes that it must not make. Run makes it look.
-// Denials, which may be nil, tell it when a right may have been taken away.
+// NewChecker returns a checker of the rights that the client's user should have, and of the writes that it must not make. Run makes it
+// look. Denials, which may be nil, tell it when a right may have been taken away.
 func NewChecker(client kubernetes.Interface, required []Right, writes []policies.Write, clock clock.Clock, denied Denials) *Checker {
 	registerMetrics()
 	c := &Checker{client: client, required: required, writes: writes, clock: clock, looked: make(chan struct{}), denied: denied}

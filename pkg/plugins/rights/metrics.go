@@ -11,9 +11,10 @@ import (
 )
 
 var lastAnswer = metrics.NewGauge(&metrics.GaugeOpts{
-	Subsystem:      "stowage_scheduler",
-	Name:           "rights_last_answer_timestamp_seconds",
-	Help:           "Unix time when the API server last said which rights the scheduler has; before the first answer, of the check's start. 0 if no rights are checked.",
+	Subsystem: "stowage_scheduler",
+	Name:      "rights_last_answer_timestamp_seconds",
+	Help: "Unix time when the API server last said which rights the scheduler has; before the first answer, of the check's start. " +
+		"0 if no rights are checked.",
 	StabilityLevel: metrics.ALPHA,
 })
 

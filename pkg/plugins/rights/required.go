@@ -25,7 +25,8 @@ const (
 	schedulerRole = "ClusterRole stowage-scheduler: kubectl apply -k manifests/base/access"
 	ownershipRole = "ClusterRole stowage-scheduler-ownership: kubectl apply -k manifests/ownership"
 	numaRole      = "ClusterRole stowage-scheduler-numa: kubectl apply -k manifests/numa"
-	leaseRole     = "Role stowage-scheduler-leader-election: kubectl apply -k manifests/base/access, or overlays/second-profile for kube-system"
+	leaseRole     = "Role stowage-scheduler-leader-election: kubectl apply -k manifests/base/access, or overlays/second-profile " +
+		"for kube-system"
 )
 
 // clusterRules are what manifests/base/access/scheduler.yaml grants.
@@ -88,7 +89,8 @@ func Required(cfg *schedulerconfig.KubeSchedulerConfiguration, profiles profile.
 				continue // the plugin has refused it
 			}
 			required = append(required, rightsOf(rule("resource.k8s.io", "devicetaintrules", "create"), Right{Role: ownershipRole})...)
-			required = append(required, rightsOf(rule("resource.k8s.io", "devicetaintrules", "update", "delete"), Right{Role: ownershipRole, Name: name})...)
+			required = append(required,
+				rightsOf(rule("resource.k8s.io", "devicetaintrules", "update", "delete"), Right{Role: ownershipRole, Name: name})...)
 		}
 	}
 	if lease := cfg.LeaderElection; lease.LeaderElect {

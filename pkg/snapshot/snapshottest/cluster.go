@@ -37,10 +37,11 @@ type Cluster struct {
 // and all in one NVLink domain.
 func New(nodes, gpus int) *Cluster {
 	c := &Cluster{}
-	class := &resourceapi.DeviceClass{Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-		Expression: `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"`,
-	}}}}}
+	class := &resourceapi.DeviceClass{}
 	class.Name = Class
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"`,
+	}}}
 	c.identify(class)
 	c.DeviceClasses = append(c.DeviceClasses, class)
 	for i := range nodes {
@@ -88,13 +89,14 @@ func (c *Cluster) identify(o metav1.Object) {
 
 // Pod adds a pod that waits, with a claim of its name for n GPUs.
 func (c *Cluster) Pod(namespace, name string, n int, priority int32) (*v1.Pod, *resourceapi.ResourceClaim) {
-	claim := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+	claim := &resourceapi.ResourceClaim{}
+	claim.Namespace, claim.Name = namespace, name
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{
 		Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
 			DeviceClassName: Class,
 			AllocationMode:  resourceapi.DeviceAllocationModeExactCount, Count: int64(n),
 		},
-	}}}}}
-	claim.Namespace, claim.Name = namespace, name
+	}}
 	c.identify(claim)
 	pod := &v1.Pod{
 		Spec: v1.PodSpec{

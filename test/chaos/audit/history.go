@@ -79,7 +79,10 @@ type claim struct {
 
 // NewHistory begins with no pods and no claims.
 func NewHistory(inventory *Inventory) *History {
-	return &History{inventory: inventory, pods: map[Key]*v1.Pod{}, seen: map[types.UID]time.Time{}, claims: map[Key]*claim{}, goneGroups: sets.New[Key](), violations: map[string]bool{}}
+	return &History{
+		inventory: inventory, pods: map[Key]*v1.Pod{}, seen: map[types.UID]time.Time{}, claims: map[Key]*claim{},
+		goneGroups: sets.New[Key](), violations: map[string]bool{},
+	}
 }
 
 // Counts are those until now.
@@ -195,15 +198,16 @@ func (h *History) allocated(c *claim) {
 // wanted tells whether a pod waits for the claim.
 func (h *History) wanted(object *resourceapi.ResourceClaim) bool {
 	for _, pod := range h.pods {
-		if pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && slices.Contains(claimNames(pod), object.Name) && pod.Namespace == object.Namespace {
+		if pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && slices.Contains(claimNames(pod), object.Name) &&
+			pod.Namespace == object.Namespace {
 			return true
 		}
 	}
 	return false
 }
 
-// judge returns what is wrong with the state now, in order. Pods whose group is gone may have lost their claims: kube-controller-manager may let a
-// group go while its pods are being bound, and then takes back what was reserved for it.
+// judge returns what is wrong with the state now, in order. Pods whose group is gone may have lost their claims: kube-controller-manager
+// may let a group go while its pods are being bound, and then takes back what was reserved for it.
 func (h *History) judge() []string {
 	var wrong []string
 	used := map[Key]*resourceapi.ResourceClaim{}
@@ -228,7 +232,8 @@ func (h *History) judge() []string {
 			case !groupGone && !resourceclaim.IsReservedForPod(pod, c.object, true):
 				wrong = append(wrong, fmt.Sprintf("pod %s is bound and its claim %s is not reserved for it", key, name))
 			case !reaches(c.object.Status.Allocation.NodeSelector, pod.Spec.NodeName):
-				wrong = append(wrong, fmt.Sprintf("pod %s is bound to node %s, which the devices of its claim %s are not for", key, pod.Spec.NodeName, name))
+				wrong = append(wrong, fmt.Sprintf("pod %s is bound to node %s, which the devices of its claim %s are not for", key,
+					pod.Spec.NodeName, name))
 			}
 			used[claimKey] = c.object
 		}

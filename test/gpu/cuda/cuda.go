@@ -1,8 +1,8 @@
 // Copyright The Stowage Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cuda is the least of CUDA's driver API by which a program uses the first GPU that it sees: memory, a kernel that computes, and one
-// that fails. The library is loaded when it is first needed, as programs do: nothing here needs CUDA to be built.
+// Package cuda is the least of CUDA's driver API by which a program uses the first GPU that it sees: memory, a kernel that computes, and
+// one that fails. The library is loaded when it is first needed, as programs do: nothing here needs CUDA to be built.
 //
 // The functions and their values are of "CUDA Driver API" (docs.nvidia.com/cuda/cuda-driver-api); the kernels are PTX, so the driver's own
 // compiler is needed too.
@@ -201,14 +201,16 @@ func (g *GPU) run(kernel string, array uint64, count uint32) error {
 	if g.module == nil {
 		text := C.CString(kernels)
 		defer C.free(unsafe.Pointer(text))
-		if err := g.call("cuModuleLoadData", func(f unsafe.Pointer) C.int { return C.cuda_load(f, &g.module, unsafe.Pointer(text)) }); err != nil {
+		if err := g.call("cuModuleLoadData",
+			func(f unsafe.Pointer) C.int { return C.cuda_load(f, &g.module, unsafe.Pointer(text)) }); err != nil {
 			return err
 		}
 	}
 	name := C.CString(kernel)
 	defer C.free(unsafe.Pointer(name))
 	var function unsafe.Pointer
-	if err := g.call("cuModuleGetFunction", func(f unsafe.Pointer) C.int { return C.cuda_function(f, &function, g.module, name) }); err != nil {
+	if err := g.call("cuModuleGetFunction",
+		func(f unsafe.Pointer) C.int { return C.cuda_function(f, &function, g.module, name) }); err != nil {
 		return err
 	}
 	const threads = 256

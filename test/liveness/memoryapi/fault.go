@@ -28,8 +28,8 @@ func (f Fault) String() string {
 	return [...]string{"None", "Refused", "Conflict", "NoAnswer", "Lost", "Late", "Slow"}[f]
 }
 
-// How long after its request a late write takes effect, and a slow one is answered. A binding asks for no version that could be outdated, so the
-// scheduler can only wait for it: two seconds, which is a documented limit.
+// How long after its request a late write takes effect, and a slow one is answered. A binding asks for no version that could be outdated,
+// so the scheduler can only wait for it: two seconds, which is a documented limit.
 const (
 	lateBy        = 3 * time.Second
 	lateBindingBy = time.Second

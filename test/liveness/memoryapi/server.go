@@ -233,11 +233,17 @@ func (s *Server) serve(client string, req *http.Request) (*http.Response, error)
 			return nil, err
 		}
 	}
-	w := &write{request: r, server: s, client: client, body: body, manager: req.URL.Query().Get("fieldManager"), contentType: req.Header.Get("Content-Type")}
+	w := &write{
+		request: r, server: s, client: client, body: body, manager: req.URL.Query().Get("fieldManager"),
+		contentType: req.Header.Get("Content-Type"),
+	}
 	if w.manager == "" {
 		w.manager, _, _ = strings.Cut(client, "/")
 	}
-	w.verb = map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}[req.Method]
+	w.verb = map[string]string{
+		http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch",
+		http.MethodDelete: "delete",
+	}[req.Method]
 	fault := s.faultFor(client, w.verb, r)
 	if !fault.takesEffect() {
 		if fault == Late {

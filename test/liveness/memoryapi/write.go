@@ -143,8 +143,10 @@ func (w *write) update() (runtime.Object, error) {
 		return nil, err
 	}
 	was, is := stored.(metav1.Object), sent.(metav1.Object)
-	if is.GetUID() != "" && is.GetUID() != was.GetUID() || is.GetResourceVersion() != "" && is.GetResourceVersion() != was.GetResourceVersion() {
-		return nil, apierrors.NewConflict(w.groupResource(), w.name, errors.New("the object has been modified; please apply your changes to the latest version and try again"))
+	if is.GetUID() != "" && is.GetUID() != was.GetUID() ||
+		is.GetResourceVersion() != "" && is.GetResourceVersion() != was.GetResourceVersion() {
+		return nil, apierrors.NewConflict(w.groupResource(), w.name,
+			errors.New("the object has been modified; please apply your changes to the latest version and try again"))
 	}
 	next := stored.DeepCopyObject()
 	switch w.subresource {

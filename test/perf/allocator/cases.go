@@ -105,7 +105,10 @@ func partitions() *world {
 		var lists [][]resourceapi.Device
 		var counterSets []resourceapi.CounterSet
 		for gpu := range 8 {
-			set := resourceapi.CounterSet{Name: fmt.Sprintf("gpu-%d", gpu), Counters: map[string]resourceapi.Counter{"compute": {Value: resource.MustParse("7")}}}
+			set := resourceapi.CounterSet{
+				Name:     fmt.Sprintf("gpu-%d", gpu),
+				Counters: map[string]resourceapi.Counter{"compute": {Value: resource.MustParse("7")}},
+			}
 			for i := range 8 {
 				set.Counters[fmt.Sprintf("memory-%d", i)] = resourceapi.Counter{Value: resource.MustParse("1")}
 			}
@@ -190,7 +193,10 @@ func tooMany() *world {
 func crossed() *world {
 	w := newWorld()
 	w.addGPUs(gpus(64, 8))
-	for _, roots := range []string{`"pci0000:00", "pci0000:01"`, `"pci0000:01", "pci0000:02"`, `"pci0000:00", "pci0000:02"`, `"pci0000:00", "pci0000:01", "pci0000:02"`} {
+	for _, roots := range []string{
+		`"pci0000:00", "pci0000:01"`, `"pci0000:01", "pci0000:02"`, `"pci0000:00", "pci0000:02"`,
+		`"pci0000:00", "pci0000:01", "pci0000:02"`,
+	} {
 		w.request(7, `device.attributes["resource.kubernetes.io"].pcieRoot in [`+roots+`]`)
 	}
 	return w

@@ -133,7 +133,8 @@ func absolutes(row func(...any), verdict func(problem string, missed bool) strin
 	if err != nil {
 		return fmt.Errorf("heap allocations: %w", err)
 	}
-	row("heap allocations per node that fits", "", "", fmt.Sprintf("%.2f", allocations), "", fmt.Sprintf("≤ %d", maxAllocations), "", "", verdict(exceeds(allocations > maxAllocations), false))
+	row("heap allocations per node that fits", "", "", fmt.Sprintf("%.2f", allocations), "", fmt.Sprintf("≤ %d", maxAllocations), "", "",
+		verdict(exceeds(allocations > maxAllocations), false))
 	memory, err := indexMemory()
 	if err != nil {
 		return fmt.Errorf("memory of the index: %w", err)
@@ -148,7 +149,8 @@ func absolutes(row func(...any), verdict func(problem string, missed bool) strin
 			continue
 		}
 		for i, n := range nodes {
-			row(fmt.Sprintf("one claim event at %d nodes", n), "", "", short(took[i]), fmt.Sprintf("%.2f×", growth[i]), fmt.Sprintf("≤ %v, ≤ %d×", maxEvent, maxGrowth), "", "",
+			row(fmt.Sprintf("one claim event at %d nodes", n), "", "", short(took[i]), fmt.Sprintf("%.2f×", growth[i]),
+				fmt.Sprintf("≤ %v, ≤ %d×", maxEvent, maxGrowth), "", "",
 				verdict(exceeds(took[i] > slack*maxEvent || growth[i] > maxGrowth), took[i] > maxEvent))
 		}
 		return nil

@@ -193,7 +193,8 @@ func indexMemory() (bytes int64, err error) {
 		var expressions []string
 		for n := kind * own; n < min((kind+1)*own, most); n++ {
 			// Of the 8 devices of a node some match, and which these are depends on the kind.
-			expressions = append(expressions, fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID < "0000:%02x:00.0" || %d < 0`, 2+n%7, n))
+			expressions = append(expressions,
+				fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID < "0000:%02x:00.0" || %d < 0`, 2+n%7, n))
 		}
 		w.claim.Spec.Devices.Requests = nil
 		w.request(2, expressions...)

@@ -96,7 +96,8 @@ func (w *world) addNode(ctx context.Context, name string) error {
 		return err
 	}
 	// Admission taints new nodes, and nobody is there to take the taint away.
-	if _, err := w.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"taints":null}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := w.client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"taints":null}}`),
+		metav1.PatchOptions{}); err != nil {
 		return err
 	}
 	slice := &resourceapi.ResourceSlice{

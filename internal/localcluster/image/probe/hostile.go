@@ -82,8 +82,8 @@ func threads() {
 	group.Wait()
 }
 
-// attack calls last before its last round, in which nothing is given back. The other processes have to be gone by then: they have our descriptors,
-// and with one of them all folders above, which nobody finds any more.
+// attack calls last before its last round, in which nothing is given back. The other processes have to be gone by then: they have our
+// descriptors, and with one of them all folders above, which nobody finds any more.
 func attack(r *report.Hostile, end time.Time, last func()) error {
 	defer last()
 	var a, b unix.Stat_t
@@ -99,7 +99,10 @@ func attack(r *report.Hostile, end time.Time, last func()) error {
 		}
 		// Links that lead to the host, if it follows them.
 		for _, dir := range []string{shm, pipe} {
-			for name, target := range map[string]string{"root": "/", "up": strings.Repeat("../", 40), "log": "/etc", "control": "/etc/passwd", "loop": "loop"} {
+			for name, target := range map[string]string{
+				"root": "/", "up": strings.Repeat("../", 40), "log": "/etc",
+				"control": "/etc/passwd", "loop": "loop",
+			} {
 				if err := os.Symlink(target, filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrExist) {
 					return err
 				}

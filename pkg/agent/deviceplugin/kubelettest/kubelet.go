@@ -176,7 +176,8 @@ func (k *Kubelet) change(f func()) {
 // Await waits until the resource has that many allocatable devices.
 func (k *Kubelet) Await(t testing.TB, resource string, allocatable int) {
 	t.Helper()
-	k.until(t, fmt.Sprintf("%s has %d allocatable devices", resource, allocatable), func() bool { return len(k.allocatable(resource)) == allocatable })
+	k.until(t, fmt.Sprintf("%s has %d allocatable devices", resource, allocatable),
+		func() bool { return len(k.allocatable(resource)) == allocatable })
 }
 
 // AwaitDevice waits until the plugin that is registered now has told of the device, healthy or not.
@@ -273,7 +274,8 @@ func (k *Kubelet) Client(resource string) pluginapi.DevicePluginClient {
 
 // Allocate asks for devices of a container.
 func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) (*pluginapi.ContainerAllocateResponse, error) {
-	response, err := k.Client(resource).Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+	response, err := k.Client(resource).Allocate(ctx,
+		&pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
 		return nil, err
 	}

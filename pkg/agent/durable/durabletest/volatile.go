@@ -15,13 +15,14 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable"
 )
 
-// Volatile is the machine's file system with a disk below it that has only what was synced: a file's content since its last Sync, and the names in a
-// folder since its last SyncDir. Folders are on the disk when they are made. Nothing waits for a real disk.
+// Volatile is the machine's file system with a disk below it that has only what was synced: a file's content since its last Sync, and the
+// names in a folder since its last SyncDir. Folders are on the disk when they are made. Nothing waits for a real disk.
 type Volatile struct {
 	durable.OS
 
 	mu sync.Mutex
-	// now and disk are the files by their names, as processes see them and as they are after a power cut. A file that was there before is in neither.
+	// now and disk are the files by their names, as processes see them and as they are after a power cut. A
+	// file that was there before is in neither.
 	now, disk map[string]*content
 }
 
@@ -89,8 +90,8 @@ func (v *Volatile) change(do func() error, done func()) error {
 	return nil
 }
 
-// PowerCut leaves what is on the disk. Of what was not synced a disk may have anything: lucky is asked about each name, and about each content, whether
-// it has come there by itself; nothing has if it is nil. A file whose content has not is empty if it was never synced.
+// PowerCut leaves what is on the disk. Of what was not synced a disk may have anything: lucky is asked about each name, and about each
+// content, whether it has come there by itself; nothing has if it is nil. A file whose content has not is empty if it was never synced.
 func (v *Volatile) PowerCut(lucky func() bool) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

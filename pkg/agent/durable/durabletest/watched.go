@@ -9,8 +9,8 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable"
 )
 
-// Watched is an FS that asks before an operation on a path, named mkdir, list, read, create, link or remove, whether it fails. A test that counts
-// steps, or ends the process at one, takes [Faulty].
+// Watched is an FS that asks before an operation on a path, named mkdir, list, read, create, link or remove, whether it fails. A test that
+// counts steps, or ends the process at one, takes [Faulty].
 type Watched struct {
 	durable.FS
 	Before func(op, path string) error

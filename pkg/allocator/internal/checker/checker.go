@@ -127,7 +127,8 @@ func (c *check) single(g *grant) {
 	}
 	if c.Features.DeviceTaints {
 		for _, taint := range g.device.Taints {
-			if prevents(taint) && !slices.ContainsFunc(g.request.tolerations, func(t resourceapi.DeviceToleration) bool { return tolerates(t, taint) }) {
+			if prevents(taint) &&
+				!slices.ContainsFunc(g.request.tolerations, func(t resourceapi.DeviceToleration) bool { return tolerates(t, taint) }) {
 				c.violation("%v: taint %s=%s:%s is not tolerated", g, taint.Key, taint.Value, taint.Effect)
 			}
 		}

@@ -27,7 +27,8 @@ func (c *check) constraints(claim *resourceapi.ResourceClaim, grants []*grant) {
 		}
 		var values [][]string
 		for _, g := range grants {
-			if len(constraint.Requests) > 0 && !slices.Contains(constraint.Requests, g.request.of.Name) && !slices.Contains(constraint.Requests, g.request.name) {
+			if len(constraint.Requests) > 0 && !slices.Contains(constraint.Requests, g.request.of.Name) &&
+				!slices.Contains(constraint.Requests, g.request.name) {
 				continue
 			}
 			value, err := c.value(g, *name)

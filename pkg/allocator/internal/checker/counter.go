@@ -34,7 +34,8 @@ func (c *check) counters(grants []*grant) {
 		for key, amount := range consumed {
 			have := p.counterSets[key.set].Counters[key.name].Value
 			if asked[key] && amount.Cmp(exact(have)) > 0 {
-				c.violation("pool %v: %s of counter %s/%s would be consumed, there are %s", p.id, amount.FloatString(3), key.set, key.name, have.String())
+				c.violation("pool %v: %s of counter %s/%s would be consumed, there are %s", p.id, amount.FloatString(3),
+					key.set, key.name, have.String())
 			}
 		}
 	}

@@ -61,7 +61,9 @@ func (e *Evaluator) SelectorError(reqs *compiled.Requests, a *compiled.Alternati
 }
 
 // DerivationError says that the constraint's attribute cannot be derived from a device.
-func DerivationError(reqs *compiled.Requests, a *compiled.Alternative, c *compiled.Constraint, p *inventory.NodePool, device int, column *inventory.Column) *SelectorError {
+func DerivationError(reqs *compiled.Requests, a *compiled.Alternative, c *compiled.Constraint, p *inventory.NodePool, device int,
+	column *inventory.Column,
+) *SelectorError {
 	failed := newSelectorError(reqs, a, p, device)
 	failed.Attribute, failed.Expression, failed.Err = c.Attribute, a.Derivation(c).Expression(), column.Err(device)
 	return failed

@@ -91,7 +91,8 @@ func (s *Search) isPeculiar() bool {
 	}
 	for _, claim := range s.reqs.Claims {
 		for _, c := range claim.Constraints {
-			if c.Derivations != nil || slices.ContainsFunc(s.pools, func(p *inventory.NodePool) bool { return p.Attribute(c.Attribute).HasLists() }) {
+			if c.Derivations != nil ||
+				slices.ContainsFunc(s.pools, func(p *inventory.NodePool) bool { return p.Attribute(c.Attribute).HasLists() }) {
 				return true
 			}
 		}

@@ -54,7 +54,10 @@ type likeness struct {
 
 // classify makes the classes.
 func (s *state) classify() {
-	s.classes = &classes{parts: newParts(s), views: make(map[string]*view), known: make(map[string]bool), loads: make(map[string][]packing.Load)}
+	s.classes = &classes{
+		parts: newParts(s), views: make(map[string]*view), known: make(map[string]bool),
+		loads: make(map[string][]packing.Load),
+	}
 }
 
 // at is the class of a device as things are, for the i-th request of the order.

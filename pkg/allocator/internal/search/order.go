@@ -61,7 +61,8 @@ type worth struct {
 }
 
 func (w worth) compare(o worth) int {
-	return cmp.Or(cmp.Compare(w.unjudged, o.unjudged), cmp.Compare(w.unready, o.unready), cmp.Compare(w.size, o.size), cmp.Compare(w.portion, o.portion), cmp.Compare(w.left, o.left))
+	return cmp.Or(cmp.Compare(w.unjudged, o.unjudged), cmp.Compare(w.unready, o.unready), cmp.Compare(w.size, o.size),
+		cmp.Compare(w.portion, o.portion), cmp.Compare(w.left, o.left))
 }
 
 // rank puts the devices into the order of the policy.

@@ -164,8 +164,8 @@ func (ps *parts) numberValues() {
 	}
 }
 
-// countUnknown counts, for each constraint, the devices with a value of an unknown kind that come before each device in the order of devices.
-// Such a device may only be the first under the constraint, so devices before it and behind it are not alike.
+// countUnknown counts, for each constraint, the devices with a value of an unknown kind that come before each device in the order of
+// devices. Such a device may only be the first under the constraint, so devices before it and behind it are not alike.
 func (ps *parts) countUnknown() {
 	ps.unknown = make([][]int32, len(ps.values))
 	for c, numbers := range ps.values {

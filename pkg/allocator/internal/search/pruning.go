@@ -248,7 +248,8 @@ func (pr *pruning) assignable(i int, requests []open, constraints []*compiled.Co
 		if *budget--; *budget < 0 {
 			return true
 		}
-		if pr.isEnough(narrowed) && (len(rest) > 0 || pr.classes == nil || pr.ledger.consumers == nil || pr.packable(narrowed)) && pr.assignable(i, narrowed, rest, used, budget) {
+		if pr.isEnough(narrowed) && (len(rest) > 0 || pr.classes == nil || pr.ledger.consumers == nil || pr.packable(narrowed)) &&
+			pr.assignable(i, narrowed, rest, used, budget) {
 			return true
 		}
 	}

@@ -4,7 +4,8 @@
 // Package search finds the devices of one node that satisfy all requests of a pod, or that there are none.
 //
 // Each part of a search has its own fields and sees only those above it: the offer of the node, the ledger of what devices share, the
-// groupings by attributes, the order of devices, the state of the search, classes of devices that are alike, pruning, and the search itself.
+// groupings by attributes, the order of devices, the state of the search, classes of devices that
+// are alike, pruning, and the search itself.
 package search
 
 import (

@@ -28,12 +28,18 @@ type object struct {
 
 // objects by the C type of their handles. The library itself has none.
 var objects = map[string]object{
-	"":                      {reflect.TypeFor[nvml.Interface](), "nvml", "opened", []string{"Library"}},
-	"nvmlDevice_t":          {reflect.TypeFor[nvml.Device](), "nvmlDevice", "deviceOf", []string{"device", "board", "loadedDevice", "migDevice"}},
-	"nvmlGpuInstance_t":     {reflect.TypeFor[nvml.GpuInstance](), "nvmlGpuInstance", "gpuInstanceOf", []string{"gpuInstance"}},
-	"nvmlComputeInstance_t": {reflect.TypeFor[nvml.ComputeInstance](), "nvmlComputeInstance", "computeInstanceOf", []string{"computeInstance"}},
-	"nvmlEventSet_t":        {reflect.TypeFor[nvml.EventSet](), "nvmlEventSet", "eventSetOf", []string{"eventSet"}},
-	"nvmlGpmSample_t":       {reflect.TypeFor[nvml.GpmSample](), "nvmlGpmSample", "gpmSampleOf", []string{"gpmSample"}},
+	"": {reflect.TypeFor[nvml.Interface](), "nvml", "opened", []string{"Library"}},
+	"nvmlDevice_t": {
+		reflect.TypeFor[nvml.Device](), "nvmlDevice", "deviceOf",
+		[]string{"device", "board", "loadedDevice", "migDevice"},
+	},
+	"nvmlGpuInstance_t": {reflect.TypeFor[nvml.GpuInstance](), "nvmlGpuInstance", "gpuInstanceOf", []string{"gpuInstance"}},
+	"nvmlComputeInstance_t": {
+		reflect.TypeFor[nvml.ComputeInstance](), "nvmlComputeInstance", "computeInstanceOf",
+		[]string{"computeInstance"},
+	},
+	"nvmlEventSet_t":  {reflect.TypeFor[nvml.EventSet](), "nvmlEventSet", "eventSetOf", []string{"eventSet"}},
+	"nvmlGpmSample_t": {reflect.TypeFor[nvml.GpmSample](), "nvmlGpmSample", "gpmSampleOf", []string{"gpmSample"}},
 	// What is never handed out.
 	"nvmlUnit_t": {reflect.TypeFor[nvml.Unit](), "nvmlUnit", "", nil},
 }
@@ -276,7 +282,8 @@ func (h *header) result(c *call, p param, t reflect.Type) bool {
 			if field.Offset != 0 || version == "" {
 				return false
 			}
-			c.before = append(c.before, fmt.Sprintf("version, ret := versionOf[%s](%s, %s)\nif ret != nvml.SUCCESS {\n return int32(ret)\n}", t, p.name, version))
+			c.before = append(c.before,
+				fmt.Sprintf("version, ret := versionOf[%s](%s, %s)\nif ret != nvml.SUCCESS {\n return int32(ret)\n}", t, p.name, version))
 			put = value + ".Version = version\n" + put
 		}
 	default:

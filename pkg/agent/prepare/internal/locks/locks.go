@@ -19,10 +19,11 @@ import (
 
 // WaitSeconds is the metric of how long locks are waited for. Who uses the package registers it.
 var WaitSeconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
-	Namespace:      "stowage",
-	Subsystem:      "agent",
-	Name:           "lock_wait_seconds",
-	Help:           "How long a call waited for a lock, by its kind (claim, gpu; release: for a claim that was being released) and outcome (ok, error: it was not free in time).",
+	Namespace: "stowage",
+	Subsystem: "agent",
+	Name:      "lock_wait_seconds",
+	Help: "How long a call waited for a lock, by its kind (claim, gpu; release: for a claim that was being released) and outcome " +
+		"(ok, error: it was not free in time).",
 	Buckets:        []float64{.001, .005, .02, .1, .5, 1, 5, 15, 40},
 	StabilityLevel: metrics.ALPHA,
 }, []string{"lock", "outcome"})

@@ -40,7 +40,8 @@ func (g iommuGroup) undo(ctx context.Context, entry *ledger.Entry, step ledger.S
 			case g.ender.Policy == QuarantineLeftovers:
 				return left, left
 			}
-			klog.FromContext(ctx).Info("Process of a claim's pod still has its GPU open and is ended", "device", step.GPU, "pid", pid, "podUID", pod, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name))
+			klog.FromContext(ctx).Info("Process of a claim's pod still has its GPU open and is ended", "device", step.GPU, "pid", pid, "podUID", pod,
+				"claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name))
 			if err := g.ender.Tool.End(pid, pod); err != nil {
 				return cannotEnd(left, err), err
 			}

@@ -13,10 +13,11 @@ import (
 
 // Seconds is the metric of how long steps take. Who uses the package registers it.
 var Seconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
-	Namespace:      "stowage",
-	Subsystem:      "agent",
-	Name:           "step_duration_seconds",
-	Help:           "How long the steps of preparing and unpreparing claims took, by operation (prepare, or unprepare: also of what is undone after a failure), step (a kind of side effect as in the ledger, or Find, Decide, Record, Verify) and outcome (ok, error).",
+	Namespace: "stowage",
+	Subsystem: "agent",
+	Name:      "step_duration_seconds",
+	Help: "How long the steps of preparing and unpreparing claims took, by operation (prepare, or unprepare: also of what is " +
+		"undone after a failure), step (a kind of side effect as in the ledger, or Find, Decide, Record, Verify) and outcome (ok, error).",
 	Buckets:        []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25},
 	StabilityLevel: metrics.ALPHA,
 }, []string{"operation", "step", "outcome"})

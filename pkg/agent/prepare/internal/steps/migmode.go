@@ -22,7 +22,8 @@ type migMode struct {
 func MIGMode(now *Observed, ours, switches bool) ([]ledger.Step, error) {
 	switch {
 	case !now.MIG.Enabled && !switches:
-		return nil, errors.New("MIG mode is disabled, and on this GPU it can only be enabled with a reset: use nvidia-smi -mig 1 on the node and reset the GPU")
+		return nil, errors.New("MIG mode is disabled, and on this GPU it can only be enabled with a reset: use nvidia-smi -mig 1 on the node " +
+			"and reset the GPU")
 	case !now.MIG.Enabled, ours:
 		return []ledger.Step{{Kind: ledger.StepMIGMode}}, nil
 	}

@@ -32,7 +32,8 @@ func Persistence(now *Observed) []ledger.Step {
 func (p persistence) do(ctx context.Context, claim *Claim, step ledger.Step) error {
 	err := p.set(ctx, step, true)
 	if refused(err) && !hasSettings(claim.Entry, step.GPU) {
-		klog.FromContext(ctx).Info("Persistence mode cannot be switched on, and the claim has no settings that the driver could forget", "device", step.GPU, "reason", err.Error())
+		klog.FromContext(ctx).Info("Persistence mode cannot be switched on, and the claim has no settings that the driver could forget",
+			"device", step.GPU, "reason", err.Error())
 		return nil
 	}
 	return err
@@ -87,8 +88,8 @@ func (p noPersistence) do(ctx context.Context, _ *Claim, step ledger.Step) error
 	return p.set(ctx, step, false)
 }
 
-// undo has the daemon keep the GPU as before. If it has ended since, so has its mode. One that does not open the GPU again, which it does not where
-// all GPUs were away (kubernetes-sigs/dra-driver-nvidia-gpu 1037), leaves it to the driver.
+// undo has the daemon keep the GPU as before. If it has ended since, so has its mode. One that does not open the GPU again, which it does
+// not where all GPUs were away (kubernetes-sigs/dra-driver-nvidia-gpu 1037), leaves it to the driver.
 func (p noPersistence) undo(ctx context.Context, _ *ledger.Entry, step ledger.Step) error {
 	if step.Before == byDaemon {
 		err := p.keep(ctx, step, true)

@@ -67,7 +67,8 @@ func (p processes) undo(ctx context.Context, entry *ledger.Entry, step ledger.St
 		}
 		for _, process := range still {
 			if !killed.Has(process) { // it may take its time to end, and is looked at often
-				klog.FromContext(ctx).Info("Process of a claim's pod is still on its GPU, killing it", "device", step.GPU, "pid", process.pid, "podUID", process.pod, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name))
+				klog.FromContext(ctx).Info("Process of a claim's pod is still on its GPU, killing it", "device", step.GPU, "pid", process.pid,
+					"podUID", process.pod, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name))
 				killed.Insert(process)
 			}
 			if err := p.ender.Tool.End(process.pid, process.pod); err != nil {
@@ -130,7 +131,8 @@ func checkMemory(step ledger.Step, now used) error {
 		return nil // a partition, whose memory goes with it; or somebody else's process, monitoring for one
 	}
 	if now.bytes > before+memorySlack {
-		return fmt.Errorf("GPU %s (%s): %d MiB of memory are in use, before the claim it was %d MiB, and no process has them", step.GPU, step.Target, now.bytes>>20, before>>20)
+		return fmt.Errorf("GPU %s (%s): %d MiB of memory are in use, before the claim it was %d MiB, and no process has them", step.GPU,
+			step.Target, now.bytes>>20, before>>20)
 	}
 	return nil
 }

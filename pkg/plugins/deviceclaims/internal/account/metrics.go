@@ -12,8 +12,8 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 )
 
-// cacheCollector exports how full the bounded caches of the inventory and the allocator are, and how many pools are unusable. The numbers are read when somebody asks
-// for them.
+// cacheCollector exports how full the bounded caches of the inventory and the allocator are, and how many pools are unusable. The
+// numbers are read when somebody asks for them.
 type cacheCollector struct {
 	metrics.BaseStableCollector
 
@@ -29,7 +29,9 @@ const metricsSubsystem = "stowage_scheduler"
 var (
 	cacheEntries = metrics.NewDesc(
 		metricsSubsystem+"_cache_entries",
-		"Number of entries in a bounded cache: compiled CEL selectors, matchers (the selectors and tolerations of a request), derivations (compiled CEL expressions of derived attributes), numbers (kinds of requests), glances (nodes), or, in the pool that has most, parts (what different nodes see of it) and columns (attributes of its devices).",
+		"Number of entries in a bounded cache: compiled CEL selectors, matchers (the selectors and tolerations of a request), derivations "+
+			"(compiled CEL expressions of derived attributes), numbers (kinds of requests), glances (nodes), or, in the pool that has most, parts "+
+			"(what different nodes see of it) and columns (attributes of its devices).",
 		[]string{"cache"}, nil, metrics.ALPHA, "",
 	)
 	cacheLimit = metrics.NewDesc(
@@ -44,7 +46,8 @@ var (
 	)
 	poolProblems = metrics.NewDesc(
 		metricsSubsystem+"_pool_problems",
-		"Number of pools of ResourceSlices whose devices cannot be used: incomplete while its driver publishes it, or invalid. A node whose slices contradict another node's pool counts as an invalid one.",
+		"Number of pools of ResourceSlices whose devices cannot be used: incomplete while its driver publishes it, or invalid. A node whose "+
+			"slices contradict another node's pool counts as an invalid one.",
 		[]string{"problem"}, nil, metrics.ALPHA, "",
 	)
 )

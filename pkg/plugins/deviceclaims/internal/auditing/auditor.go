@@ -71,7 +71,9 @@ type Auditor struct {
 
 // New returns an auditor that does not run yet. period is the time between two comparisons, 0 for none; inFlightLimit is how
 // long an allocation may be in flight for nobody; fenceTimeout is how long a pod may wait at the fence.
-func New(t *tracker.Tracker, devices func() *inventory.View, handle fwk.Handle, period, inFlightLimit, fenceTimeout time.Duration, clock clock.Clock) *Auditor {
+func New(t *tracker.Tracker, devices func() *inventory.View, handle fwk.Handle, period, inFlightLimit, fenceTimeout time.Duration,
+	clock clock.Clock,
+) *Auditor {
 	return &Auditor{
 		tracker: t, devices: devices, client: handle.ClientSet(), handle: handle, Events: handle.EventRecorder(), Clock: clock,
 		period: period, inFlightLimit: inFlightLimit,
@@ -205,7 +207,8 @@ func (a *Auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
 	if hold.What != "" {
 		message, reason = "More is held of a device than there is", "DeviceOverdrawn"
 	}
-	logger.Error(nil, message, "device", hold.Device, "tooLittleOf", hold.What, "holders", descriptions, "since", hold.Since.UTC().Format(time.RFC3339))
+	logger.Error(nil, message, "device", hold.Device, "tooLittleOf", hold.What, "holders", descriptions,
+		"since", hold.Since.UTC().Format(time.RFC3339))
 	for i, claim := range claims {
 		others := a.TellOthers(claims, descriptions, i)
 		if hold.What == "" {
@@ -215,7 +218,8 @@ func (a *Auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
 		if len(others) == 0 {
 			others = []string{"nobody else"}
 		}
-		a.event(logger, claim, reason, "device %s: with what is held by %s, more is taken of its %s than there is", hold.Device, strings.Join(others, ", and by "), hold.What)
+		a.event(logger, claim, reason, "device %s: with what is held by %s, more is taken of its %s than there is", hold.Device,
+			strings.Join(others, ", and by "), hold.What)
 	}
 }
 
@@ -259,7 +263,8 @@ func DescribeHolder(claim *resourceapi.ResourceClaim) string {
 	if len(users) == 0 {
 		users = []string{"nobody"}
 	}
-	return fmt.Sprintf("claim %s (allocated %s, resourceVersion %s, reserved for %s)", klog.KObj(claim), allocated, claim.ResourceVersion, strings.Join(users, ", "))
+	return fmt.Sprintf("claim %s (allocated %s, resourceVersion %s, reserved for %s)", klog.KObj(claim), allocated, claim.ResourceVersion,
+		strings.Join(users, ", "))
 }
 
 // maxEventNote is the API's limit for the text of an event.
@@ -283,7 +288,8 @@ func (a *Auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
 		if i >= MaxReports {
 			break
 		}
-		logger.Error(nil, "An allocation is in flight and no pod is being bound with it", "claim", klog.KRef(s.Claim.Namespace, s.Claim.Name), "claimUID", s.Claim.UID,
+		logger.Error(nil, "An allocation is in flight and no pod is being bound with it", "claim", klog.KRef(s.Claim.Namespace, s.Claim.Name),
+			"claimUID", s.Claim.UID,
 			"devices", decisions.DeviceNames(s.Allocation), "pods", s.Owners, "since", s.Since.UTC().Format(time.RFC3339))
 		a.event(logger, a.claim(s.Claim), "AllocationStale", "devices %s are kept for the claim since %s, and no pod is being bound with them",
 			strings.Join(decisions.DeviceNames(s.Allocation), ", "), s.Since.UTC().Format(time.RFC3339))

@@ -50,7 +50,8 @@ func (a *Auditor) Compare(ctx context.Context) {
 		if i < MaxReports {
 			logger.Error(nil, "What is known of a claim differs from the API", "claim", klog.KRef(d.Claim.Namespace, d.Claim.Name),
 				"claimUID", d.Claim.UID, "kind", d.Kind, "detail", d.Detail, "resourceVersion", account.Version)
-			a.event(logger, a.claim(d.Claim), "AccountDiffers", "what the scheduler knows of the claim differs from the API (%s): %s", d.Kind, d.Detail)
+			a.event(logger, a.claim(d.Claim), "AccountDiffers", "what the scheduler knows of the claim differs from the API (%s): %s",
+				d.Kind, d.Detail)
 		}
 	}
 	if more := len(differences) - MaxReports; more > 0 {
@@ -59,7 +60,8 @@ func (a *Auditor) Compare(ctx context.Context) {
 	for _, kind := range audit.Kinds {
 		Differences.WithLabelValues(string(kind)).Set(float64(counts[kind]))
 	}
-	logger.V(4).Info("Claims compared with the API", "resourceVersion", account.Version, "claims", len(listed), "differences", len(differences))
+	logger.V(4).Info("Claims compared with the API", "resourceVersion", account.Version, "claims", len(listed),
+		"differences", len(differences))
 }
 
 // accountAndList returns the tracker's account, and all claims as the API had them at its version. The API server keeps old versions for

@@ -50,7 +50,8 @@ func (b *Binder) adopt(ctx context.Context, w *Write, claim *resourceapi.Resourc
 	}
 	forgetAdoptions(claim)
 	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, AdoptionKey(w.User.UID), Adoption{b.FieldManager, now}.String())
-	updated, err := b.Client.ResourceV1().ResourceClaims(claim.Namespace).Update(ctx, claim, metav1.UpdateOptions{FieldManager: b.FieldManager})
+	updated, err := b.Client.ResourceV1().ResourceClaims(claim.Namespace).
+		Update(ctx, claim, metav1.UpdateOptions{FieldManager: b.FieldManager})
 	CountWrite(writeAdoption, err)
 	if err != nil {
 		return fmt.Errorf("take over the reservation: %w", err)
@@ -100,7 +101,8 @@ func (b *Binder) AdoptedUntil(claim *resourceapi.ResourceClaim, users ...types.U
 	lasts := AdoptionRenewal + b.Timeout
 	for _, user := range users {
 		a := AdoptionOf(claim, user)
-		if !IsAdopted(claim, user, b.FieldManager) || !podclaims.IsReservedFor(claim, user) || b.Clock.Since(a.At).Abs() >= lasts { // the clock may be another one
+		// the clock may be another one
+		if !IsAdopted(claim, user, b.FieldManager) || !podclaims.IsReservedFor(claim, user) || b.Clock.Since(a.At).Abs() >= lasts {
 			continue
 		}
 		if end := a.At.Add(lasts); end.After(until) {

@@ -83,7 +83,8 @@ func (b *Binder) CheckGroupUnbound(ctx context.Context, pod *v1.Pod, claim *reso
 		return b.Client.CoreV1().Pods(pod.Namespace).List(ctx, options)
 	}
 	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{FieldSelector: PodsThatRun}, func(obj runtime.Object) error {
-		if other, ok := obj.(*v1.Pod); ok && other.Spec.NodeName != "" && podclaims.GroupOf(other) == podclaims.GroupOf(pod) && podclaims.Uses(other, usage.RefOf(claim)) {
+		if other, ok := obj.(*v1.Pod); ok && other.Spec.NodeName != "" && podclaims.GroupOf(other) == podclaims.GroupOf(pod) &&
+			podclaims.Uses(other, usage.RefOf(claim)) {
 			return &BoundError{klog.KObj(other), other.Spec.NodeName}
 		}
 		return nil

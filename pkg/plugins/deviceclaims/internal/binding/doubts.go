@@ -24,8 +24,8 @@ func newDoubts(newest func(namespace, name string) (*resourceapi.ResourceClaim, 
 	return &doubts{newest: newest, claims: map[types.UID]*resourceapi.ResourceClaim{}}
 }
 
-// Note notes that a write of the claim failed, unless it certainly had no effect. It forgets claims that have changed since, and notes none that
-// has: another write of it may be on its way.
+// Note notes that a write of the claim failed, unless it certainly had no effect. It forgets claims that have changed since, and notes none
+// that has: another write of it may be on its way.
 func (d *doubts) Note(sent *resourceapi.ResourceClaim, err error) {
 	if IsRefusal(err) {
 		return

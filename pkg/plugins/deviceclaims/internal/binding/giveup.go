@@ -59,7 +59,8 @@ func (b *Binder) GiveUp(ctx context.Context, pod *v1.Pod, g GivenUp) error {
 	} else {
 		updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
 	}
-	written, err := b.Client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: b.FieldManager})
+	written, err := b.Client.ResourceV1().ResourceClaims(claim.Namespace).
+		UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: b.FieldManager})
 	CountWrite(WriteDeallocation, err)
 	if err != nil {
 		b.Doubts.Note(claim, err)

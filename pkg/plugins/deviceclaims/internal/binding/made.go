@@ -51,7 +51,8 @@ func (s fieldSet) child(field string) fieldSet { return s[field] }
 // what it is already does not become its owner.
 func ownedStatus(claim *resourceapi.ResourceClaim, manager string) fieldSet {
 	for _, entry := range claim.ManagedFields {
-		if entry.Manager != manager || entry.Operation != metav1.ManagedFieldsOperationUpdate || entry.Subresource != "status" || entry.FieldsV1 == nil {
+		if entry.Manager != manager || entry.Operation != metav1.ManagedFieldsOperationUpdate ||
+			entry.Subresource != "status" || entry.FieldsV1 == nil {
 			continue
 		}
 		var fields fieldSet

@@ -30,9 +30,10 @@ var (
 	}, []string{"write", "result"})
 	// UndosTotal are the claims that Unreserve had something to take back from.
 	UndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem:      "stowage_scheduler",
-		Name:           "claim_undos_total",
-		Help:           "Number of times that what was written to a claim was to be taken back, by result: done, kept (the pod is bound, or may be), or failed.",
+		Subsystem: "stowage_scheduler",
+		Name:      "claim_undos_total",
+		Help: "Number of times that what was written to a claim was to be taken back, by result: done, kept (the pod is bound, or " +
+			"may be), or failed.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
 )

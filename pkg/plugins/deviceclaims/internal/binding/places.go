@@ -87,8 +87,9 @@ func checkReservedForLimit(claim *resourceapi.ResourceClaim, coming int) error {
 	if taken < resourceapi.ResourceClaimReservedForMaxSize {
 		return nil
 	}
-	return podevents.Postpone(podevents.ReasonClaimFull, claim, fmt.Errorf("already reserved for %d pods, the limit is %d: the pod waits until one of them ends",
-		taken, resourceapi.ResourceClaimReservedForMaxSize))
+	return podevents.Postpone(podevents.ReasonClaimFull, claim,
+		fmt.Errorf("already reserved for %d pods, the limit is %d: the pod waits until one of them ends",
+			taken, resourceapi.ResourceClaimReservedForMaxSize))
 }
 
 // Take gives the user a place, or fails if there is none.

@@ -131,8 +131,8 @@ type NotReadyError struct {
 
 func (e *NotReadyError) Error() string { return e.reason }
 
-// WaitUntilReady waits until the claim's devices are ready for the pod. user is whom the claim is reserved for; start is when the waiting for all
-// of the pod's claims began, which counts if the claim does not say when it was allocated.
+// WaitUntilReady waits until the claim's devices are ready for the pod. user is whom the claim is reserved for; start is when the waiting
+// for all of the pod's claims began, which counts if the claim does not say when it was allocated.
 func (b *Binder) WaitUntilReady(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, user types.UID, start time.Time) error {
 	name := types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
 	for again := false; ; again = true {
@@ -162,7 +162,8 @@ func (b *Binder) WaitUntilReady(ctx context.Context, pod *v1.Pod, claim *resourc
 			return &NotReadyError{r.why(b.Timeout), r.pending}
 		}
 		if !again {
-			b.Events().WithLogger(klog.FromContext(ctx)).Eventf(podevents.Pod(pod), podevents.Claim(name), v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
+			b.Events().WithLogger(klog.FromContext(ctx)).Eventf(podevents.Pod(pod), podevents.Claim(name), v1.EventTypeNormal,
+				"BindingConditionsPending", "Scheduling",
 				"waiting up to %s for the devices of claim %s to become ready", left.Round(time.Second), name)
 		}
 		timer := b.Clock.NewTimer(left)

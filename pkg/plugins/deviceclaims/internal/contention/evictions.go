@@ -40,8 +40,8 @@ func NewEvictions() *Evictions {
 	return &Evictions{byPool: map[usage.PoolID][]evictableClaim{}}
 }
 
-// Evicted returns what a usage would be without the claims of which all users are on the node and have a lower priority than the pod, nil if there
-// are none.
+// Evicted returns what a usage would be without the claims of which all users are on the node and have a lower
+// priority than the pod, nil if there are none.
 func (e *Evictions) Evicted(r *Rivals, pod *v1.Pod, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
 	priority := corev1helpers.PodPriority(pod)
 	var gone []*Holder

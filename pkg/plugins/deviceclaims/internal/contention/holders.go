@@ -276,7 +276,8 @@ func (r *Rivals) PodOf(name types.NamespacedName, uid types.UID) *v1.Pod {
 // isLeaving tells whether a pod will make no more use of its claims.
 //
 // A preemptor waits for a pod that is being deleted only if it may have evicted that pod itself, as the scheduler's own preemption does
-// (PodEligibleToPreemptOthers): others may take as long as they like. And what is not certain, see podmemory.Attempts, is enough to wait for.
+// (PodEligibleToPreemptOthers): others may take as long as they like. And what is not certain, see
+// podmemory.Attempts, is enough to wait for.
 func (r *Rivals) isLeaving(c consumer, preemptor *v1.Pod) bool {
 	certain := preemptor == nil
 	attempt := r.Attempts.Of(c.uid)

@@ -20,9 +20,9 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
-// Await has a pod wait for the devices of claims that others were evicted for and that are about to become free on the node that it is nominated
-// to, and not preempt meanwhile. The pods of a claim are gone before kube-controller-manager takes the allocation back, and a pod whose binding was
-// cancelled gives its devices back a moment later; a preemptor that is tried in between would find no device and evict
+// Await has a pod wait for the devices of claims that others were evicted for and that are about to become free on the node that it is
+// nominated to, and not preempt meanwhile. The pods of a claim are gone before kube-controller-manager takes the allocation back, and a pod
+// whose binding was cancelled gives its devices back a moment later; a preemptor that is tried in between would find no device and evict
 // somebody else. The status ends the attempt and leaves the nomination as it is.
 func (r *Rivals) Await(ctx context.Context, pod *v1.Pod, node string, leaving []*Holder) (*fwk.PostFilterResult, *fwk.Status) {
 	// First noted, then looked: what has changed before the note is seen now, and what changes later wakes the pod.
@@ -83,7 +83,9 @@ func (r *Rivals) listClaims(holders []*Holder, namespace string) string {
 
 // AwaitForGroup keeps a group from preempting while devices that others were evicted for are about to become free, see
 // Await: if with them it would fit, it is told to wait, and its pods stay nominated. own are its claims. The status is nil otherwise.
-func (r *Rivals) AwaitForGroup(ctx context.Context, pods []*v1.Pod, own sets.Set[types.UID], schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
+func (r *Rivals) AwaitForGroup(ctx context.Context, pods []*v1.Pod, own sets.Set[types.UID],
+	schedule fwk.PodGroupSchedulingFunc,
+) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
 	nominations, err := r.nominationsOf(pods)
 	if err != nil {
 		return nil, fwk.AsStatus(err)

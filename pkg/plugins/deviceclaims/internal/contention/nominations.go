@@ -42,8 +42,8 @@ type nomination struct {
 	nodes  sets.Set[string]
 }
 
-// NewNominations returns no nominations. The lister knows which pods there are. ended is called for a node where less may be kept now, and lost
-// for a waiting pod that is nominated to a node behind another one.
+// NewNominations returns no nominations. The lister knows which pods there are. ended is called for a node where less may be kept now, and
+// lost for a waiting pod that is nominated to a node behind another one.
 func NewNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID)) *Nominations {
 	return &Nominations{pods: pods, ended: ended, lost: lost, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
 }
@@ -60,8 +60,8 @@ func (n *Nominations) BeginWait(pod *v1.Pod) bool {
 	return !before
 }
 
-// isPending tells whether the pod is still there and has no node. Who first notes something about a pod and then asks learns of what has ended
-// by then; of what ends later its handler is told.
+// isPending tells whether the pod is still there and has no node. Who first notes something about a pod and then asks learns of what has
+// ended by then; of what ends later its handler is told.
 func (n *Nominations) isPending(pod *v1.Pod) bool {
 	now, err := n.pods.Pods(pod.Namespace).Get(pod.Name)
 	return err == nil && now.UID == pod.UID && now.Spec.NodeName == ""
@@ -161,8 +161,8 @@ func (n *Nominations) leaves(node string) {
 	}
 }
 
-// OnInventoryEvent takes the inventory's events. By another class a nominated pod may need other devices, or find none. What slices change on a node
-// is news for who waits for its devices anyway.
+// OnInventoryEvent takes the inventory's events. By another class a nominated pod may need other devices, or find none. What slices change
+// on a node is news for who waits for its devices anyway.
 func (n *Nominations) OnInventoryEvent(event source.Event) {
 	if event.Class == nil {
 		return
@@ -178,8 +178,8 @@ func (n *Nominations) OnInventoryEvent(event source.Event) {
 	}
 }
 
-// OnClaimEvent takes the tracker's events. A nominated pod whose claim is gone or about to go, has devices elsewhere, or has lost a user or got
-// one, may need less.
+// OnClaimEvent takes the tracker's events. A nominated pod whose claim is gone or about to go, has devices elsewhere, or
+// has lost a user or got one, may need less.
 func (n *Nominations) OnClaimEvent(event tracker.Event) {
 	if before, after := event.Old, event.New; before != nil && after != nil &&
 		amount.Semantic.DeepEqual(before.Status.Allocation, after.Status.Allocation) &&
@@ -201,8 +201,8 @@ func (n *Nominations) OnClaimEvent(event tracker.Event) {
 	}
 }
 
-// Overtake notes that a pod has been nominated to a node. Those of lower priority that are nominated there, too, may have lost what was evicted
-// for them. Preemption takes their nominations, but not of a pod of which the API does not show it yet.
+// Overtake notes that a pod has been nominated to a node. Those of lower priority that are nominated there, too, may have lost what was
+// evicted for them. Preemption takes their nominations, but not of a pod of which the API does not show it yet.
 func (n *Nominations) Overtake(pod *v1.Pod, node string, nominees []fwk.PodInfo) {
 	if pod.Status.NominatedNodeName == node {
 		return // and was when they were tried

@@ -34,7 +34,9 @@ type nominee struct {
 // nominee returns what a pod still needs that is nominated to the node, besides what given has. Claims that it shares with the pod that is
 // being scheduled are left out: they are allocated once, for both.
 // They are compiled in the time of the nominated pod's namespace.
-func (s *Holders) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *inventory.View, given sets.Set[types.UID]) *allocator.Requests {
+func (s *Holders) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *inventory.View,
+	given sets.Set[types.UID],
+) *allocator.Requests {
 	time := s.timeFor(pod)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -58,7 +60,8 @@ func (s *Holders) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *
 		requests, err = allocator.CompileWithin(within, needed, inv, s.rivals.Features)
 		done()
 		if err != nil {
-			klog.FromContext(ctx).V(4).Info("No devices are kept for a nominated pod, because its claims cannot be used", "nominatedPod", klog.KObj(pod), "reason", err.Error())
+			klog.FromContext(ctx).V(4).Info("No devices are kept for a nominated pod, because its claims cannot be used",
+				"nominatedPod", klog.KObj(pod), "reason", err.Error())
 			requests = nil
 		}
 		n.requests[key.String()] = requests
@@ -66,8 +69,9 @@ func (s *Holders) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *
 	return requests
 }
 
-// unallocatedOf returns the claims of a pod nominated to the node that have no devices yet and that nobody is being given devices for. It is none if
-// the pod cannot come: it waits for one of its claims, or another one has been allocated meanwhile, cannot be used on the node, and is in use by others.
+// unallocatedOf returns the claims of a pod nominated to the node that have no devices yet and that nobody is being given devices
+// for. It is none if the pod cannot come: it waits for one of its claims, or another one has been allocated meanwhile, cannot be
+// used on the node, and is in use by others.
 func (s *Holders) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.ResourceClaim {
 	if _, err := podclaims.Usable(s.rivals.Claims, pod); err != nil {
 		return nil
@@ -79,7 +83,8 @@ func (s *Holders) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.Resou
 			continue
 		}
 		if allocation := claim.Status.Allocation; allocation != nil {
-			if nodes, err := podclaims.NodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) && !podclaims.UsedOnlyBy(claim, pod.UID) {
+			if nodes, err := podclaims.NodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) &&
+				!podclaims.UsedOnlyBy(claim, pod.UID) {
 				return nil
 			}
 			continue
@@ -95,10 +100,11 @@ func (s *Holders) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.Resou
 }
 
 // WithNominees returns the usage with the devices that pods nominated to the node are going to get, one pod after the
-// other; a claim that several of them share gets its devices with the first. Where too few are free they may choose among those of claims which are about to leave, because it is for these
-// pods that they leave. Between the nomination and the moment at which the victims are seen to go, nothing tells who they
-// are: then any pod of lower priority may be one. A pod that would not fit even then keeps nobody from anything, nor does one
-// for which there is no time left: all of a namespace together have as much as a node has in Filter, and as the namespace has saved.
+// other; a claim that several of them share gets its devices with the first. Where too few are free they may choose among those of
+// claims which are about to leave, because it is for these pods that they leave. Between the nomination and the moment at which the
+// victims are seen to go, nothing tells who they are: then any pod of lower priority may be one. A pod that would not fit even then
+// keeps nobody from anything, nor does one for which there is no time left: all of a namespace together have as much as a node has
+// in Filter, and as the namespace has saved.
 func (s *Holders) WithNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
 	if len(pods) > 0 {
 		var cancel context.CancelFunc
@@ -112,7 +118,10 @@ func (s *Holders) WithNominees(ctx context.Context, pods []*v1.Pod, node *v1.Nod
 		if requests == nil {
 			continue
 		}
-		input := allocator.Input{Requests: requests, Node: node, Inventory: inv, Usage: view, Policy: s.rivals.Policy, Scoring: s.rivals.Scoring, Attempt: s.timeFor(pod)}
+		input := allocator.Input{
+			Requests: requests, Node: node, Inventory: inv, Usage: view, Policy: s.rivals.Policy,
+			Scoring: s.rivals.Scoring, Attempt: s.timeFor(pod),
+		}
 		result := allocator.Allocate(ctx, input)
 		if !result.Fits() {
 			input.Usage = without(view, s.leavingOn(pools, base, nil))

@@ -167,8 +167,8 @@ func (t *Trial) AllowPreemption(handle fwk.Handle) error {
 	return nil
 }
 
-// WhatIf returns, for one pod, the cluster without the pods that have been taken off their nodes because preemption finds out whether a group
-// would fit without them; or as it is, if what is leaving counts as gone, or nothing as having failed. Nil if none of that is so.
+// WhatIf returns, for one pod, the cluster without the pods that have been taken off their nodes because preemption finds out whether a
+// group would fit without them; or as it is, if what is leaving counts as gone, or nothing as having failed. Nil if none of that is so.
 //
 // Nobody tells a plugin: the framework begins with new cycle states on a snapshot from which pods are missing. It is as long as
 // this snapshot is open to changes, and only one can have it open.

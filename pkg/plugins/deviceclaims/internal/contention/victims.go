@@ -95,6 +95,7 @@ func (r *Rivals) hasLostItsClaims(pod *v1.Pod) bool {
 	names := podclaims.NamedBy(pod)
 	return len(names) > 0 && len(r.Claims.InFlightFor(pod.UID)) == 0 && !slices.ContainsFunc(names, func(name string) bool {
 		claim, err := r.Claims.Get(pod.Namespace, name)
-		return err == nil && resourceclaim.IsReservedForPod(pod, claim, utilfeature.DefaultFeatureGate.Enabled(features.DRAWorkloadResourceClaims))
+		return err == nil &&
+			resourceclaim.IsReservedForPod(pod, claim, utilfeature.DefaultFeatureGate.Enabled(features.DRAWorkloadResourceClaims))
 	})
 }

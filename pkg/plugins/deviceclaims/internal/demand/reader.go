@@ -68,8 +68,11 @@ type Asked struct {
 }
 
 // Of looks at a pod's claims and compiles those without allocation. The error says why the pod cannot be tried on any node; what is
-// known by then is returned with it. Claims are compiled until ctx ends. given returns what other pods of the group have been given in this cycle, if it is one of the group; else it is nil.
-func (r *Reader) Of(ctx context.Context, pod *v1.Pod, names []podclaims.Name, inv *inventory.View, given func(claim types.UID) *resourceapi.AllocationResult) (*Asked, error) {
+// known by then is returned with it. Claims are compiled until ctx ends. given returns what other pods of the group have been given in this
+// cycle, if it is one of the group; else it is nil.
+func (r *Reader) Of(ctx context.Context, pod *v1.Pod, names []podclaims.Name, inv *inventory.View,
+	given func(claim types.UID) *resourceapi.AllocationResult,
+) (*Asked, error) {
 	a := &Asked{}
 	for _, name := range names {
 		claim, err := podclaims.Get(r.Claims, pod, name)
@@ -106,9 +109,10 @@ func (r *Reader) Of(ctx context.Context, pod *v1.Pod, names []podclaims.Name, in
 
 // askExtended adds to what the pod asks for what it asks for as extended resources.
 func (r *Reader) askExtended(pod *v1.Pod, names []v1.ResourceName, a *Asked, inv *inventory.View) error {
-	a.Extended = r.Extended.Plan(pod, names, a.Requests, func(ctx context.Context, claim *resourceapi.ResourceClaim) (*allocator.Requests, error) {
-		return r.Compile(ctx, append(slices.Clip(a.Unallocated), claim), inv)
-	})
+	a.Extended = r.Extended.Plan(pod, names, a.Requests,
+		func(ctx context.Context, claim *resourceapi.ResourceClaim) (*allocator.Requests, error) {
+			return r.Compile(ctx, append(slices.Clip(a.Unallocated), claim), inv)
+		})
 	adopted := a.Extended.Adopted
 	if adopted == nil {
 		return nil

@@ -82,7 +82,8 @@ func (r *Resources) Create(ctx context.Context, pod *v1.Pod, e *Plan, b *Binding
 		if err := r.remove(ctx, pod, claim, anyClaim); err != nil {
 			return fmt.Errorf("remove claim %s of an earlier attempt: %w", klog.KObj(claim), err)
 		}
-		decisions.Log(ctx, decisions.GivenBack, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and it is not needed")
+		decisions.Log(ctx, decisions.GivenBack, pod, "", claim, claim.Status.Allocation,
+			"an earlier attempt made the claim for the pod's extended resources, and it is not needed")
 	}
 	if b.Variant == nil || b.Variant.Claim == nil {
 		return nil
@@ -90,7 +91,8 @@ func (r *Resources) Create(ctx context.Context, pod *v1.Pod, e *Plan, b *Binding
 	claim := b.Variant.Claim.DeepCopy()
 	// The name is chosen here, so that a lost answer does not make a claim that nobody knows the name of.
 	claim.Name, claim.UID = names.SimpleNameGenerator.GenerateName(claim.GenerateName), ""
-	created, err := r.Binder.Client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: r.Binder.FieldManager})
+	created, err := r.Binder.Client.ResourceV1().ResourceClaims(claim.Namespace).
+		Create(ctx, claim, metav1.CreateOptions{FieldManager: r.Binder.FieldManager})
 	binding.CountWrite(binding.WriteCreation, err)
 	if err != nil {
 		// Without the claim's name, which is another one each time: the pod's events count what is the same.
@@ -188,7 +190,9 @@ func anyClaim(*resourceapi.ResourceClaim) error { return nil }
 
 // remove gives up the claim's allocation and deletes it, if check has nothing against the claim as it is then. It fails if
 // others than the pod use it, or if the pod turns out to be bound.
-func (r *Resources) remove(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, check func(*resourceapi.ResourceClaim) error) error {
+func (r *Resources) remove(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim,
+	check func(*resourceapi.ResourceClaim) error,
+) error {
 	client := r.Binder.Client.ResourceV1().ResourceClaims(claim.Namespace)
 	options := metav1.UpdateOptions{FieldManager: r.Binder.FieldManager}
 	get := r.Binder.Known
@@ -259,7 +263,8 @@ func (r *Resources) GiveUp(ctx context.Context, pod *v1.Pod, made []*resourceapi
 		if err := r.remove(ctx, pod, claim, anyClaim); err != nil {
 			return removed, fmt.Errorf("claim %s: %w", klog.KObj(claim), err)
 		}
-		decisions.Log(ctx, decisions.GivenBack, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and no node fits with it")
+		decisions.Log(ctx, decisions.GivenBack, pod, "", claim, claim.Status.Allocation,
+			"an earlier attempt made the claim for the pod's extended resources, and no node fits with it")
 		removed = append(removed, klog.KObj(claim).String())
 	}
 	return removed, nil

@@ -124,7 +124,8 @@ func (r *Resources) mayBeClaimed(q Question, name v1.ResourceName) bool {
 		}
 		untold = slices.DeleteFunc(untold, func(u usage.PoolID) bool { return u == id })
 		held := claimed(id)
-		if held.Len() > 0 && r.pluginsOn(q.Node, devices.Pools).KeepFromPods(id.Driver, pool, func(device string) bool { return held.Device(device) != nil }) {
+		if held.Len() > 0 &&
+			r.pluginsOn(q.Node, devices.Pools).KeepFromPods(id.Driver, pool, func(device string) bool { return held.Device(device) != nil }) {
 			return true
 		}
 	}

@@ -82,8 +82,8 @@ type Variant struct {
 	undecided bool
 }
 
-// Plan begins the plan for a pod's extended resources. requests are what its claims without allocation ask for, and compile compiles them with
-// one more claim, until the context ends.
+// Plan begins the plan for a pod's extended resources. requests are what its claims without allocation ask for, and compile compiles them
+// with one more claim, until the context ends.
 func (r *Resources) Plan(
 	pod *v1.Pod, names []v1.ResourceName, requests *allocator.Requests,
 	compile func(context.Context, *resourceapi.ResourceClaim) (*allocator.Requests, error),

@@ -67,14 +67,18 @@ func StatusOfBinding(pod *v1.Pod, node string, err error) *fwk.Status {
 }
 
 // PostponedIn finds out whether an attempt failed because the pod is postponed: PreFilter has refused it, or what comes after a node was
-// chosen; or PostFilter waits for claims that leave, which the framework passes on as a text. In all other failures nodes were looked at, and they count for many.
+// chosen; or PostFilter waits for claims that leave, which the framework passes on as a text. In all other failures nodes
+// were looked at, and they count for many.
 func PostponedIn(status *fwk.Status) *podevents.Postponed {
 	fit, ok := status.AsError().(*framework.FitError) //nolint:errorlint // as the framework does it
 	if !ok || fit.Diagnosis.NodeToStatus == nil {
 		return nil
 	}
 	if strings.Contains(fit.Diagnosis.PostFilterMsg, contention.WaitingForDeallocation) {
-		return &podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonDeallocation, Err: errors.New(fit.Diagnosis.PostFilterMsg)}
+		return &podevents.Postponed{
+			EventType: v1.EventTypeNormal, Reason: podevents.ReasonDeallocation,
+			Err: errors.New(fit.Diagnosis.PostFilterMsg),
+		}
 	}
 	var cause error
 	switch nodes := fit.Diagnosis.NodeToStatus; {

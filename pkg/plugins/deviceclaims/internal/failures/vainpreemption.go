@@ -11,8 +11,8 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 )
 
-// vainPreemption is what DefaultPreemption says when it has found nobody to evict, for a pod or a group of pods, among what other plugins say.
-// That a victim is still terminating, or that preemption failed, is none of it.
+// vainPreemption is what DefaultPreemption says when it has found nobody to evict, for a pod or a group of pods, among what other plugins
+// say. That a victim is still terminating, or that preemption failed, is none of it.
 var vainPreemption = regexp.MustCompile(`(?s)(^|, )(pod group )?preemption: (` + strings.Join([]string{
 	`0/\d+ nodes are available:.*?\.`, // then, by node, why evicting pods does not help
 	`not eligible due to preemptionPolicy=Never\.`,
@@ -26,9 +26,9 @@ var vainReason = regexp.MustCompile(`^\d+ (No preemption victims found for incom
 // count is how many nodes a reason is for.
 var count = regexp.MustCompile(`^\d+ `)
 
-// WithoutVainPreemption takes out of a failed attempt's status what helps nobody: that preemption does not help either. What still keeps the
-// pod off a node after the evictions stays, if it has not been said of the node before. The attempt is over, and its error is told to nobody
-// but the pod.
+// WithoutVainPreemption takes out of a failed attempt's status what helps nobody: that preemption does not help either. What
+// still keeps the pod off a node after the evictions stays, if it has not been said of the node before. The attempt is over, and
+// its error is told to nobody but the pod.
 func WithoutVainPreemption(status *fwk.Status) *fwk.Status {
 	fit, ok := status.AsError().(*framework.FitError) //nolint:errorlint // as the framework does it
 	if ok {

@@ -89,8 +89,9 @@ func (g *Pods) Serve(profile fwk.Handle, giveUp func(context.Context, *v1.Pod) e
 	g.profiles[profile.ProfileName()], g.giveUp[profile.ProfileName()] = profile, giveUp
 }
 
-// Keep notes why a pod is kept back. It is false for a pod that is gone: the scheduling queue may take it up after its end, and a pod that is
-// kept back keeps back its whole group. Who first notes a pod and then asks learns of what has ended by then; of what ends later, PodHandler is told.
+// Keep notes why a pod is kept back. It is false for a pod that is gone: the scheduling queue may take it up after its end,
+// and a pod that is kept back keeps back its whole group. Who first notes a pod and then asks learns of what has ended by
+// then; of what ends later, PodHandler is told.
 func (g *Pods) Keep(pod *v1.Pod, err error) bool {
 	var why *podclaims.UnusableError
 	if errors.As(err, &why) {
@@ -199,7 +200,8 @@ func (g *Pods) Run(ctx context.Context) {
 			g.Queue.Forget(name)
 		case ctx.Err() == nil:
 			if !apierrors.IsConflict(err) {
-				klog.FromContext(ctx).Error(err, "Cannot write why a pod is kept out of the scheduling queue, or give up what is reserved for it, trying again",
+				klog.FromContext(ctx).Error(err,
+					"Cannot write why a pod is kept out of the scheduling queue, or give up what is reserved for it, trying again",
 					"pod", klog.KRef(name.Namespace, name.Name))
 			}
 			g.Queue.AddRateLimited(name)

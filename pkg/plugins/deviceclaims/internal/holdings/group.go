@@ -40,7 +40,8 @@ func (h *Holdings) giveUpExtended(ctx context.Context, pod *v1.Pod, made []*reso
 		return StatusOf(fmt.Errorf("pod %s: remove what an earlier attempt made for its extended resources: %w", klog.KObj(pod), err))
 	case len(removed) > 0:
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
-			fmt.Sprintf("pod %s: removed claim %s, which an earlier attempt made for its extended resources", klog.KObj(pod), strings.Join(removed, ", ")))
+			fmt.Sprintf("pod %s: removed claim %s, which an earlier attempt made for its extended resources", klog.KObj(pod),
+				strings.Join(removed, ", ")))
 	}
 	return nil
 }
@@ -62,8 +63,8 @@ func (h *Holdings) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *re
 // GiveUpKept gives up what is reserved for the group, or by a scheduler before for pods of it that fit with it, or were not
 // tried, as those after the first one without which the group cannot be are not. It returns nil if there is nothing of that kind.
 //
-// The queue keeps a group out while one of its pods waits for a claim, and the group keeps what is reserved for it. It does so also if it is tried,
-// because PreEnqueue did not know the claims yet, as when a scheduler starts.
+// The queue keeps a group out while one of its pods waits for a claim, and the group keeps what is reserved for it. It does so also if it
+// is tried, because PreEnqueue did not know the claims yet, as when a scheduler starts.
 func (h *Holdings) GiveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.Status) {
 	ctx, cancel := context.WithTimeout(ctx, binding.GiveUpTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
 	defer cancel()
@@ -101,7 +102,8 @@ func (h *Holdings) GiveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.
 	return status
 }
 
-// moreOf returns the status that says more about what becomes of the group: an error, that it is tried again, that it is left to others, nothing.
+// moreOf returns the status that says more about what becomes of the group: an error, that it is tried
+// again, that it is left to others, nothing.
 func moreOf(a, b *fwk.Status) *fwk.Status {
 	order := []fwk.Code{fwk.Success, fwk.Unschedulable, fwk.UnschedulableAndUnresolvable, fwk.Error}
 	if slices.Index(order, b.Code()) > slices.Index(order, a.Code()) {

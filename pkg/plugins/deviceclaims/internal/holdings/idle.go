@@ -80,8 +80,8 @@ func (h *Holdings) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*reso
 // errBinding says that a pod has been let in and tried meanwhile.
 var errBinding = errors.New("the pod is being bound")
 
-// GiveUpKeptBack gives up what is reserved for a pod that PreEnqueue keeps back. It may be let in and tried meanwhile. If it is to be bound then
-// with a claim as it is now, it has been noted in attempts before that, or writes to the claim first, because of the doubt.
+// GiveUpKeptBack gives up what is reserved for a pod that PreEnqueue keeps back. It may be let in and tried meanwhile. If it is to be bound
+// then with a claim as it is now, it has been noted in attempts before that, or writes to the claim first, because of the doubt.
 func (h *Holdings) GiveUpKeptBack(ctx context.Context, pod *v1.Pod) error {
 	_, err := h.giveUpIdle(ctx, pod, func(claim *resourceapi.ResourceClaim) error {
 		h.Binder.Doubts.Note(claim, errBinding)

@@ -129,13 +129,16 @@ func (p *Passage) checkStillReserved(c *cycle.State) error {
 	for _, bound := range c.BoundClaims() {
 		claim, err := p.Claims.Get(bound.Namespace, bound.Name)
 		if apierrors.IsNotFound(err) {
-			return podevents.Postpone(podevents.ReasonClaimChanged, bound, fmt.Errorf("claim %s: was deleted while the pod was bound", klog.KObj(bound)))
+			return podevents.Postpone(podevents.ReasonClaimChanged, bound,
+				fmt.Errorf("claim %s: was deleted while the pod was bound", klog.KObj(bound)))
 		}
 		if err != nil {
 			return err
 		}
-		if claim.UID != bound.UID || claim.Status.Allocation == nil || !podclaims.SameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !podclaims.IsReservedFor(claim, c.UserOf(claim.UID)) {
-			return podevents.Postpone(podevents.ReasonClaimChanged, bound, fmt.Errorf("claim %s: the reservation was lost while the pod was bound", klog.KObj(bound)))
+		if claim.UID != bound.UID || claim.Status.Allocation == nil ||
+			!podclaims.SameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !podclaims.IsReservedFor(claim, c.UserOf(claim.UID)) {
+			return podevents.Postpone(podevents.ReasonClaimChanged, bound,
+				fmt.Errorf("claim %s: the reservation was lost while the pod was bound", klog.KObj(bound)))
 		}
 	}
 	return nil

@@ -45,7 +45,8 @@ func (p *Passage) withdraw(ctx context.Context, pod *v1.Pod, c *cycle.State, yie
 		never := func() bool { return false }
 		err := p.Binder.Persist(ctx, never, func(ctx context.Context) error { return p.writeWithdrawal(ctx, pod, yield, c) })
 		if err != nil {
-			logger.Error(err, "Cannot give up the allocation of a claim that must give way", "pod", klog.KObj(pod), "claim", klog.KRef(yield.Claim.Namespace, yield.Claim.Name))
+			logger.Error(err, "Cannot give up the allocation of a claim that must give way", "pod", klog.KObj(pod),
+				"claim", klog.KRef(yield.Claim.Namespace, yield.Claim.Name))
 		}
 	}
 }
@@ -61,7 +62,8 @@ func (p *Passage) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 		return err
 	}
 	p.Binder.Assume(ctx, claim) // it may have been written with the answer lost
-	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !podclaims.SameAllocation(claim.Status.Allocation, yield.Allocation) || !podclaims.IsReservedFor(claim, user) ||
+	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil ||
+		!podclaims.SameAllocation(claim.Status.Allocation, yield.Allocation) || !podclaims.IsReservedFor(claim, user) ||
 		!binding.IsUsedLastBy(claim, user, p.Binder.FieldManager) { // whoever uses it has a fence of its own
 		return nil
 	}

@@ -163,14 +163,15 @@ func (a *Attempts) End(pod types.UID) {
 	delete(a.refused, pod)
 }
 
-// Fail is End for a pod that is not bound. It returns how long a pod of a group waits before it is tried again if its binding had begun: the
-// scheduling queue makes it no pause, as it makes others. One that was preempted makes way at once.
+// Fail is End for a pod that is not bound. It returns how long a pod of a group waits before it is tried again if its binding had begun:
+// the scheduling queue makes it no pause, as it makes others. One that was preempted makes way at once.
 func (a *Attempts) Fail(pod *v1.Pod) time.Duration {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	attempt := a.byPod[pod.UID]
 	delete(a.byPod, pod.UID)
-	if attempt == nil || !attempt.isBinding() || attempt.IsCancelled(true) || podclaims.GroupOf(pod) == "" || !utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
+	if attempt == nil || !attempt.isBinding() || attempt.IsCancelled(true) || podclaims.GroupOf(pod) == "" ||
+		!utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
 		return 0
 	}
 	pause := a.pause(a.failed[pod.UID])
@@ -214,6 +215,7 @@ func (a *Attempt) IsCancelled(certain bool) bool {
 	return cause != nil && !errors.Is(cause, context.Canceled) && cause.Error() != preBindHasEnded
 }
 
-// preBindHasEnded is the cause with which the framework cancels the context of PreBind when all plugins have passed, or one has failed. The pod is
-// about to be bound then, or to give its devices back. One that is preempted in the moment before the framework marks it is not told from it.
+// preBindHasEnded is the cause with which the framework cancels the context of PreBind when all plugins have passed, or one
+// has failed. The pod is about to be bound then, or to give its devices back. One that is preempted in the moment before
+// the framework marks it is not told from it.
 const preBindHasEnded = "RunPreBindPlugins has completed"

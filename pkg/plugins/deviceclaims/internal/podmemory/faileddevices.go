@@ -155,7 +155,8 @@ func (f *Failures) Without(view usage.View) usage.View {
 	if !f.known || f.base != view.Revision() {
 		held := &resourceapi.AllocationResult{}
 		for _, id := range f.Devices {
-			held.Devices.Results = append(held.Devices.Results, resourceapi.DeviceRequestAllocationResult{Driver: id.Driver, Pool: id.Pool, Device: id.Device})
+			held.Devices.Results = append(held.Devices.Results,
+				resourceapi.DeviceRequestAllocationResult{Driver: id.Driver, Pool: id.Pool, Device: id.Device})
 		}
 		f.known, f.base, f.view = true, view.Revision(), view.With(heldBy, held)
 	}

@@ -81,7 +81,8 @@ func (l *LeavingClaims) OnClaimEvent(logger klog.Logger, event tracker.Event) {
 	}
 	l.mutex.Unlock()
 	for _, p := range woken {
-		logger.V(4).Info("Waking a pod that waits for a claim to be released", "pod", klog.KObj(p.pod), "claim", klog.KRef(event.Claim.Namespace, event.Claim.Name))
+		logger.V(4).Info("Waking a pod that waits for a claim to be released", "pod", klog.KObj(p.pod),
+			"claim", klog.KRef(event.Claim.Namespace, event.Claim.Name))
 		p.handle.Activate(logger, map[string]*v1.Pod{p.pod.Namespace + "/" + p.pod.Name: p.pod})
 	}
 }

@@ -63,8 +63,8 @@ func (f *Finder) whereAllocated(c *cycle.State) string {
 	return podevents.Join(texts...)
 }
 
-// describePin says for which nodes a claim is allocated. One that is planned is so for another node each time: if the text named it, pod and
-// group would be written with each attempt.
+// describePin says for which nodes a claim is allocated. One that is planned is so for another node each time: if the text named it, pod
+// and group would be written with each attempt.
 func (f *Finder) describePin(pc *podclaims.Claim) string {
 	of := ""
 	if pc.User.Resource == "podgroups" {

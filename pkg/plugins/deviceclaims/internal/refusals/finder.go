@@ -78,8 +78,8 @@ func (f *Finder) nodeOf(name string) *v1.Node {
 	return info.Node()
 }
 
-// nodeThatCanHold is nodeOf for those nodes whose CPU, memory and alike suffice for the pod's containers when nobody else is there. This plugin
-// is asked before NodeResourcesFit, and the release of devices on another node would help nobody.
+// nodeThatCanHold is nodeOf for those nodes whose CPU, memory and alike suffice for the pod's containers when nobody else is there. This
+// plugin is asked before NodeResourcesFit, and the release of devices on another node would help nobody.
 func (f *Finder) nodeThatCanHold(pod *v1.Pod) func(name string) *v1.Node {
 	if !f.Setup.Filters(names.NodeResourcesFit) {
 		return f.nodeOf

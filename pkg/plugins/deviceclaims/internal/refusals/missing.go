@@ -74,7 +74,8 @@ func (f *Finder) Missing(ctx context.Context, c *cycle.State, pod *v1.Pod) *expl
 	defer cancel()
 	input := c.Input(ctx, wanted.Requests, nil)
 	input.Attempt = c.Budget
-	explanation.Holders = allocator.FindHolders(ctx, input, failures, f.nodeThatCanHold(pod), allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
+	explanation.Holders = allocator.FindHolders(ctx, input, failures, f.nodeThatCanHold(pod),
+		allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
 	if len(explanation.Holders) == 0 {
 		allocator.FindLimits(ctx, input, explanation, f.suitableNodes(ctx, pod))
 	}

@@ -84,8 +84,9 @@ func (f *Finder) Obstacle(ctx context.Context, c *cycle.State, pod *v1.Pod) *Obs
 	return f.Kept(c.Claims, pod)
 }
 
-// Kept returns a reservation that is kept for a pod that waits, as by a scheduler that has ended: its own, also where its group has one, too,
-// or else its group's, of which no pod runs with the claim. It returns nil if there is none, or it may be another scheduler's that binds the pod.
+// Kept returns a reservation that is kept for a pod that waits, as by a scheduler that has ended: its own, also where its
+// group has one, too, or else its group's, of which no pod runs with the claim. It returns nil if there is none, or it may
+// be another scheduler's that binds the pod.
 func (f *Finder) Kept(claims []podclaims.Claim, pod *v1.Pod) *Obstacle {
 	kept := func(pc podclaims.Claim, user types.UID) bool {
 		return pc.Claim.Status.Allocation != nil && podclaims.IsReservedFor(pc.Claim, user) && f.Binder.CheckNotAdopted(pc.Claim, user) == nil

@@ -79,8 +79,8 @@ func newBudget(timeout time.Duration, account *account) *Budget {
 	return b
 }
 
-// Again is the budget of a decision that Filter has found to be possible: as much as the attempt was granted, which may be more than is saved
-// by now. What it takes has to be saved before another attempt is granted anything.
+// Again is the budget of a decision that Filter has found to be possible: as much as the attempt was granted, which may be more than is
+// saved by now. What it takes has to be saved before another attempt is granted anything.
 func (b *Budget) Again() *Budget {
 	return &Budget{timeout: b.timeout, evaluation: b.evaluation, now: b.now, account: b.account, granted: b.granted}
 }

@@ -11,10 +11,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Shares is the time of the scheduling loop that the pods of each namespace have for long searches and for CEL expressions: for what most pods
-// do not need. Of each second a namespace saves a part, up to mostSaved. An attempt may use what is saved, and has FreeTime in any case. Where
-// that was too little the next one waits until twice as much is saved, so that what is hard comes to an end and is seldom tried. So however many
-// hard pods a namespace has, they take no more of the loop than 1/savedPart, after the first mostSaved, beside what any pod takes.
+// Shares is the time of the scheduling loop that the pods of each namespace have for long searches and for CEL expressions: for what
+// most pods do not need. Of each second a namespace saves a part, up to mostSaved. An attempt may use what is saved, and has
+// FreeTime in any case. Where that was too little the next one waits until twice as much is saved, so that what is hard comes to an
+// end and is seldom tried. So however many hard pods a namespace has, they take no more of the loop than 1/savedPart, after the
+// first mostSaved, beside what any pod takes.
 type Shares struct {
 	now func() time.Time
 	// evaluation is how long the CEL expressions of a pod may be evaluated in one attempt.
@@ -37,7 +38,8 @@ const (
 	manyAccounts = 1000
 )
 
-// NewShares returns those of a scheduler that has just begun. evaluation is how long the CEL expressions of a pod may be evaluated in one attempt.
+// NewShares returns those of a scheduler that has just begun. evaluation is how long the CEL expressions
+// of a pod may be evaluated in one attempt.
 func NewShares(now func() time.Time, evaluation time.Duration) *Shares {
 	return &Shares{now: now, evaluation: evaluation, accounts: map[string]*account{}}
 }

@@ -54,10 +54,10 @@ func (h *Hints) AfterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.Qu
 }
 
 // AfterNomination has the waiting room look at a pod again when the API shows that it is nominated to another node, or to none
-// any more. It may go before others now, see contention.Rivals.MakesWay, or have others evicted elsewhere. Our own informer may tell of that
-// before the scheduling queue knows of it: the attempt would have the pod as the queue had it, and fail as before. So the queue
-// tells, when it has the new pod. If the pod is being tried, the queue asks after that attempt, and then also about updates of
-// other pods. Of a group that is being tried it does not ask: its pods are tried again by and by, as PodGroupPostFilter has it.
+// any more. It may go before others now, see contention.Rivals.MakesWay, or have others evicted elsewhere. Our own informer may tell of
+// that before the scheduling queue knows of it: the attempt would have the pod as the queue had it, and fail as before. So the queue tells,
+// when it has the new pod. If the pod is being tried, the queue asks after that attempt, and then also about updates of other pods. Of a
+// group that is being tried it does not ask: its pods are tried again by and by, as PodGroupPostFilter has it.
 func (h *Hints) AfterNomination(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	before, after, err := util.As[*v1.Pod](oldObj, newObj)
 	if err != nil {
@@ -125,8 +125,8 @@ func hasFewer(before, after *v1.Node) bool {
 }
 
 // AfterPodAssigned has the waiting room look at a node on which a pod is seen for the first time that the waiting one may have evicted. Its
-// claims may have been allocated before, by another scheduler or before a restart, when nobody could be evicted. And at a node for which the
-// waiting one is nominated: it may wait there in vain, if the other one has got what it waits for and cannot be evicted.
+// claims may have been allocated before, by another scheduler or before a restart, when nobody could be evicted. And at a node for which
+// the waiting one is nominated: it may wait there in vain, if the other one has got what it waits for and cannot be evicted.
 func (h *Hints) AfterPodAssigned(_ klog.Logger, pod *v1.Pod, _, newObj any) (fwk.QueueingHint, error) {
 	_, added, err := util.As[*v1.Pod](nil, newObj)
 	if err != nil {
@@ -147,8 +147,8 @@ func (h *Hints) AfterPodAssigned(_ klog.Logger, pod *v1.Pod, _, newObj any) (fwk
 // may have been the last one of a device plugin that has gone. And it has the waiting room look at a pod if one goes that was
 // nominated to a node, or is not nominated any more: devices were kept for it. The framework reports that as the deletion of a
 // pod that has no node. Claims of pods that had one come through the tracker; but those that could not be evicted may have had more than
-// devices, which no other plugin waits for if it was not asked about the node. And as long as the framework has a pod that was evicted from the
-// node that the waiting one is nominated to, it lets that one evict nobody else (PodEligibleToPreemptOthers).
+// devices, which no other plugin waits for if it was not asked about the node. And as long as the framework has a pod that was evicted from
+// the node that the waiting one is nominated to, it lets that one evict nobody else (PodEligibleToPreemptOthers).
 func (h *Hints) AfterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
 	deleted, _, err := util.As[*v1.Pod](oldObj, nil)
 	if err != nil {

@@ -23,8 +23,10 @@ var (
 	WakeUpsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem: "stowage_scheduler",
 		Name:      "wakeups_total",
-		Help: "Number of times that a pod waiting for devices or claims was woken, by cause (device: freed; slice: new, gone or changed, also by taints; class; claim: the pod's own; node; pod; " +
-			"next: a pod woken earlier did not take the devices; retry: the last attempt had no answer) and by result: placed (the pod was bound), or not_placed.",
+		Help: "Number of times that a pod waiting for devices or claims was woken, by cause (device: freed; slice: new, gone or changed, also " +
+			"by taints; class; claim: the pod's own; node; pod; " +
+			"next: a pod woken earlier did not take the devices; retry: the last attempt had no answer) and by result: placed (the pod was " +
+			"bound), or not_placed.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result", "cause"})
 )

@@ -56,7 +56,9 @@ type Pods struct {
 }
 
 // NewPods returns no pods.
-func NewPods(options wakeup.Options, pods corelisters.PodLister, nodes corelisters.NodeLister, claims *tracker.Tracker, store *inventory.Store) *Pods {
+func NewPods(options wakeup.Options, pods corelisters.PodLister, nodes corelisters.NodeLister, claims *tracker.Tracker,
+	store *inventory.Store,
+) *Pods {
 	return &Pods{
 		Room: wakeup.New[*Profile, *framework.QueuedPodInfo](options),
 		pods: pods, nodes: nodes, tracker: claims, store: store,
@@ -169,7 +171,8 @@ func freedBy(event tracker.Event) []usage.DeviceID {
 		return event.Freed
 	}
 	before, after := event.Old.Status.Allocation, event.New.Status.Allocation
-	if before == nil || after == nil || !hasLostUsers(event.Old, event.New) && amount.Semantic.DeepEqual(before.Devices.Results, after.Devices.Results) {
+	if before == nil || after == nil ||
+		!hasLostUsers(event.Old, event.New) && amount.Semantic.DeepEqual(before.Devices.Results, after.Devices.Results) {
 		return event.Freed
 	}
 	freed := make([]usage.DeviceID, len(before.Devices.Results))
@@ -185,7 +188,8 @@ func hasLostUsers(before, after *resourceapi.ResourceClaim) bool {
 	for _, user := range after.Status.ReservedFor {
 		users.Insert(user.UID)
 	}
-	return slices.ContainsFunc(before.Status.ReservedFor, func(user resourceapi.ResourceClaimConsumerReference) bool { return !users.Has(user.UID) })
+	return slices.ContainsFunc(before.Status.ReservedFor,
+		func(user resourceapi.ResourceClaimConsumerReference) bool { return !users.Has(user.UID) })
 }
 
 // OnInventoryEvent takes the inventory's events.

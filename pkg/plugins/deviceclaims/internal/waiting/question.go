@@ -89,11 +89,13 @@ func (p *Profile) placesOf(pod *v1.Pod, a *demand.Asked) map[types.UID]int {
 	return places
 }
 
-// Question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked. Expressions are compiled until ctx ends.
+// Question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked.
+// Expressions are compiled until ctx ends.
 func (p *Profile) Question(ctx context.Context, pod *v1.Pod, a *demand.Asked, inv *inventory.View, err error) *wakeup.Question {
 	ofGroup := podclaims.GroupOf(pod) != ""
 	q := &wakeup.Question{
-		Err: err, Undecided: errors.Is(err, demand.ErrEvaluation), Requests: a.Requests, Classes: map[string]*inventory.Class{}, Uncertain: ofGroup,
+		Err: err, Undecided: errors.Is(err, demand.ErrEvaluation), Requests: a.Requests,
+		Classes: map[string]*inventory.Class{}, Uncertain: ofGroup,
 	}
 	unallocated := a.Unallocated
 	if a.Extended != nil && err == nil {
@@ -169,7 +171,9 @@ func evictsOf(priority int32, a *demand.Asked) string {
 
 // askElsewhere adds what the pod asks for on nodes where its claims cannot be used as they are allocated, if PostFilter may give these
 // allocations up. It does so when such a node would do.
-func (p *Profile) askElsewhere(ctx context.Context, q *wakeup.Question, pins []podclaims.Claim, unallocated []*resourceapi.ResourceClaim, inv *inventory.View) {
+func (p *Profile) askElsewhere(ctx context.Context, q *wakeup.Question, pins []podclaims.Claim,
+	unallocated []*resourceapi.ResourceClaim, inv *inventory.View,
+) {
 	others := func(pc podclaims.Claim) bool {
 		return slices.ContainsFunc(pc.Claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
 			return ref.UID != pc.User.UID && ref.Resource != "podgroups" // of a pod without a node, that is its own group

@@ -73,7 +73,8 @@ func (s *Setup) Suitable(logger klog.Logger, pod *v1.Pod) func(*v1.Node) bool {
 			}
 		}
 		if filters[names.TaintToleration] {
-			if _, untolerated := corev1helpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, helper.DoNotScheduleTaintsFilterFunc(), true); untolerated {
+			if _, untolerated := corev1helpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations,
+				helper.DoNotScheduleTaintsFilterFunc(), true); untolerated {
 				return false
 			}
 		}
