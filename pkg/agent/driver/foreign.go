@@ -200,7 +200,7 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 		if len(use.processes) > 0 || use.plugin != "" {
 			now[gpu] = use
 		}
-		h.monitor.Left(ctx, gpu, a.memoryLeft(ctx, gpu, &use, err))
+		h.monitor.Left(ctx, gpu, memoryLeft(ctx, a, gpu, &use, err))
 	}
 	gpusOfUnknownUse.Set(float64(blind))
 	foreignProcesses.Reset()

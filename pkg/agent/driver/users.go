@@ -194,7 +194,7 @@ const coherent = "ATS"
 // memoryLeft is how much memory of the GPU is in use although no process, claim or container of a device plugin uses it, in bytes;
 // nil if one does, or if that is not known. use and err are what was found out about who uses it without a claim. The memory of a
 // partitioned GPU is that of its instances, and goes with them.
-func (a *Agent) memoryLeft(ctx context.Context, gpu string, use *foreignUse, err error) *uint64 {
+func memoryLeft(ctx context.Context, a *Agent, gpu string, use *foreignUse, err error) *uint64 {
 	found := a.opts.Hardware.inventory.gpu(gpu)
 	if err != nil || use.plugin != "" || found == nil || !memoryIsItsOwn(found) {
 		return nil

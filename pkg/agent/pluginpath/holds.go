@@ -29,7 +29,7 @@ func (p *Path) Allocated(ctx context.Context, resource string, devices []devicep
 	}
 	defer func() { end(err) }()
 	// Those that are recorded may be asked for again by the pod that has them. If it is another pod, its container does not start.
-	fresh, err := p.notRecorded(resource, devices)
+	fresh, err := notRecorded(p.opts.Records, resource, devices)
 	if err == nil {
 		err = p.refuse(ctx, resource, fresh)
 	}
@@ -40,13 +40,14 @@ func (p *Path) Allocated(ctx context.Context, resource string, devices []devicep
 }
 
 // notRecorded are those that nobody has here.
-func (p *Path) notRecorded(resource string, devices []deviceplugin.Device) (fresh []deviceplugin.Device, err error) {
+func notRecorded(in *ledger.Ledger, resource string, devices []deviceplugin.Device) (fresh []deviceplugin.Device, err error) {
+	records, err := in.Records()
+	if err != nil {
+		return nil, err
+	}
 	for _, device := range devices {
-		has, err := p.has(ledger.PluginDevice{Resource: resource, ID: device.ID})
-		if err != nil {
-			return nil, err
-		}
-		if !has {
+		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
+		if !slices.ContainsFunc(records, func(r *ledger.Record) bool { return r.Entry != nil && r.Entry.Claim.Plugin == of }) {
 			fresh = append(fresh, device)
 		}
 	}

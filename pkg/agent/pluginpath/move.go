@@ -165,7 +165,7 @@ func (p *Path) left(ctx context.Context) (changed bool) {
 	if len(leaving) == 0 {
 		return false
 	}
-	answer, err := p.devices(ctx, recently()) // also those that were listed within a minute
+	answer, err := p.listed.devices(ctx, &p.opts, recently()) // also those that were listed within a minute
 	if p.opts.Failed("leaving", err) {
 		klog.FromContext(ctx).Info("GPUs wait to be offered on another path until the kubelet says what it offers",
 			"devices", sets.List(leaving), "reason", err.Error())

@@ -87,15 +87,14 @@ type answer struct {
 }
 
 // devices are those of all device plugins. The kubelet is asked unless it was after that time: who asks meanwhile gets the same answer.
-func (p *Path) devices(ctx context.Context, since time.Time) (a answer, err error) {
-	l := &p.listed
+func (l *listed) devices(ctx context.Context, opts *Options, since time.Time) (a answer, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.at.After(since) {
 		l.at = time.Now()
 		var devices []ledger.PluginDevice
-		devices, l.err = p.opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
-		l.take(devices, p.opts.Driver)
+		devices, l.err = opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
+		l.take(devices, opts.Driver)
 	}
 	if l.err != nil {
 		return a, l.err
@@ -156,7 +155,7 @@ func (p *Path) ofOthers(
 	if node == nil {
 		return nil, 0, nil
 	}
-	answer, err := p.devices(ctx, since)
+	answer, err := p.listed.devices(ctx, &p.opts, since)
 	if err != nil {
 		return nil, 0, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
 	}
