@@ -5,6 +5,7 @@ package hostcheck
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net"

@@ -281,7 +281,7 @@ func TestWhatAProgramMayDo(t *testing.T) {
 		"see other devices":            "[ -e /dev/tty ]",
 		"make a device":                "mknod /tmp/own/node c 1 3",
 		"make one in its /dev":         "mknod /dev/stowage-confine-test c 1 3 && rm /dev/stowage-confine-test",
-		"mount":                        "mount -t tmpfs tmpfs /tmp",
+		"mount":                        "mount -t tmpfs tmpfs /mnt",
 		"make a namespace":             "unshare --user true",
 		"enter one":                    "nsenter --net=/proc/self/ns/net true",
 		"connect to the network":       "bash -c 'exec 3<>/dev/udp/127.0.0.1/9'",
@@ -426,7 +426,12 @@ func TestAProgramInAnotherRoot(t *testing.T) {
 func TestTheNamespacesOfTheHost(t *testing.T) {
 	for kind, c := range kinds(t) {
 		t.Run(kind, func(t *testing.T) {
-			host, g, folder := c.Group("host"), c.Group("guest"), t.TempDir()
+			host, g := c.Group("host"), c.Group("guest")
+			folder, err := os.MkdirTemp("/var/tmp", "stowage-confine-test-") // the host has a /tmp of its own
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.RemoveAll(folder) })
 			end(t, host, g)
 			// A process with namespaces of its own stands for the host's first one.
 			p := shell(t.TempDir(), "exec unshare --net --ipc --uts --cgroup sh -c 'hostname the-host; exec sleep 1000'")
