@@ -213,9 +213,9 @@ func driverMajors(proc string) (majors []uint32, err error) {
 
 var driverDevice = regexp.MustCompile(`(?m)^ *([0-9]+) nvidia`)
 
-// daemonProcess is the daemon in the cgroup, or the helper that is about to become one: servers are not, nor is what they start.
-// held is its pidfd, to be closed.
-func (c *cgroups) daemonProcess(group *confine.Group) (pid, held int, err error) {
+// daemonProcess is the process in the cgroup that runs one of these programs: of a daemon, or of the helper that is about to become
+// one. Servers are none, nor is what they start. held is its pidfd, to be closed.
+func (c *cgroups) daemonProcess(group *confine.Group, programs ...string) (pid, held int, err error) {
 	pids, err := group.Processes()
 	if err != nil {
 		return 0, 0, err
@@ -229,7 +229,7 @@ func (c *cgroups) daemonProcess(group *confine.Group) (pid, held int, err error)
 			continue
 		}
 		line, err := os.ReadFile(filepath.Join(c.opts.ProcRoot, strconv.Itoa(pid), "cmdline"))
-		if err == nil && isDaemon(string(line)) {
+		if err == nil && runs(string(line), programs) {
 			return pid, fd, nil
 		}
 		_ = unix.Close(fd) // it has ended, or is another
@@ -237,11 +237,11 @@ func (c *cgroups) daemonProcess(group *confine.Group) (pid, held int, err error)
 	return 0, 0, nil
 }
 
-// isDaemon tells by a command line. A program that is a script is the second word.
-func isDaemon(line string) bool {
+// runs tells by a command line whether one of the programs runs. One that is a script, or a subcommand, is the second word.
+func runs(line string, programs []string) bool {
 	words := strings.Split(line, "\x00")
 	return slices.ContainsFunc(words[:min(len(words), 2)], func(word string) bool {
-		return filepath.Base(word) == control || word == HelperCommand
+		return slices.Contains(programs, filepath.Base(word))
 	})
 }
 
@@ -253,7 +253,7 @@ func (c *cgroups) running(_ context.Context, name string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	pid, held, err := c.daemonProcess(group)
+	pid, held, err := c.daemonProcess(group, control, HelperCommand)
 	if err != nil {
 		return false, fmt.Errorf("look for MPS daemon %s: %w", name, err)
 	}
@@ -264,18 +264,18 @@ func (c *cgroups) running(_ context.Context, name string) (bool, error) {
 }
 
 // tell runs the control program where the daemon sees its folders: in the root of its process, which is held meanwhile, so that
-// it is nobody else's.
+// it is nobody else's. A helper has the host's root yet, where another daemon may be met.
 func (c *cgroups) tell(ctx context.Context, p program, name, said string) error {
 	group, err := c.group(name)
 	if err != nil {
 		return err
 	}
-	pid, held, err := c.daemonProcess(group)
+	pid, held, err := c.daemonProcess(group, control)
 	if err != nil {
 		return err
 	}
 	if pid == 0 {
-		return errors.New("it has ended: what it said is in " + c.dir(name, logFolder))
+		return errors.New("it has ended, or has not begun: what it said is in " + c.dir(name, logFolder))
 	}
 	defer unix.Close(held)
 	root, err := unix.Open(filepath.Join(c.opts.ProcRoot, strconv.Itoa(pid), "root"), unix.O_PATH|unix.O_CLOEXEC, 0)

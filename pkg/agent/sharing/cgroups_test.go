@@ -308,6 +308,21 @@ func TestTheNextAgentFindsDaemons(t *testing.T) {
 	}
 }
 
+// joinGroup puts a process into the cgroup of the daemon, which is made.
+func joinGroup(t *testing.T, name string, pid int) {
+	t.Helper()
+	files, err := filepath.Glob("/sys/fs/cgroup/*/" + confine.Parent + "/" + name + "/cgroup.procs")
+	more, err2 := filepath.Glob("/sys/fs/cgroup/" + confine.Parent + "/" + name + "/cgroup.procs")
+	if err := errors.Join(err, err2); err != nil || len(files)+len(more) == 0 {
+		t.Fatalf("no cgroup: %v", err)
+	}
+	for _, file := range append(files, more...) {
+		if err := os.WriteFile(file, []byte(strconv.Itoa(pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestAnAgentIsKilledBetweenTwoSteps of a start: whatever is there, the next one can start the daemon, and can take it away.
 func TestAnAgentIsKilledBetweenTwoSteps(t *testing.T) {
 	daemon := Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}, ActiveThreadPercentage: 50}
@@ -320,19 +335,6 @@ func TestAnAgentIsKilledBetweenTwoSteps(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		return cmd
-	}
-	join := func(t *testing.T, pid int) {
-		t.Helper()
-		files, err := filepath.Glob("/sys/fs/cgroup/*/" + confine.Parent + "/" + daemon.Name + "/cgroup.procs")
-		more, err2 := filepath.Glob("/sys/fs/cgroup/" + confine.Parent + "/" + daemon.Name + "/cgroup.procs")
-		if err := errors.Join(err, err2); err != nil || len(files)+len(more) == 0 {
-			t.Fatalf("no cgroup: %v", err)
-		}
-		for _, file := range append(files, more...) {
-			if err := os.WriteFile(file, []byte(strconv.Itoa(pid)), 0); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 	tests := map[string]struct {
 		before  func(t *testing.T, base string, d *daemons)
@@ -361,7 +363,7 @@ func TestAnAgentIsKilledBetweenTwoSteps(t *testing.T) {
 			}
 		}},
 		"processes that are none of a daemon's": {listed: true, before: func(t *testing.T, _ string, d *daemons) {
-			join(t, foreign(t, d).Process.Pid)
+			joinGroup(t, daemon.Name, foreign(t, d).Process.Pid)
 		}},
 		"a daemon without its limits": {running: true, listed: true, before: func(t *testing.T, _ string, d *daemons) {
 			if err := errors.Join(d.Start(t.Context(), daemon), os.Remove(d.limitedFile(daemon.Name))); err != nil {
@@ -373,7 +375,7 @@ func TestAnAgentIsKilledBetweenTwoSteps(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, "it has its server", func() bool { return len(pidsOf(t, d, daemon.Name)) == 3 })
-			pid, held, err := d.on.(*cgroups).daemonProcess(groupOf(t, d, daemon.Name))
+			pid, held, err := d.on.(*cgroups).daemonProcess(groupOf(t, d, daemon.Name), control)
 			if err != nil || pid == 0 {
 				t.Fatalf("process %d, %v", pid, err)
 			}
@@ -439,6 +441,35 @@ func TestAnAgentIsKilledBetweenTwoSteps(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestAHelperIsToldNothing: it has the host's root until it is a daemon, and there may be another daemon, to which no limit is said.
+func TestAHelperIsToldNothing(t *testing.T) {
+	base, d := noSystemd(t, "claim-1")
+	told := filepath.Join(base, "told")
+	if err := os.WriteFile(filepath.Join(base, "driver", "bin", control), []byte("#!/bin/sh\ncat >> "+told+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	helper := exec.Command("/proc/self/exe", HelperCommand) // it waits to be told what to become
+	stdin, err := helper.StdinPipe()
+	if err := errors.Join(err, groupOf(t, d, "claim-1").Make(), helper.Start()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stdin.Close(); _ = helper.Wait() })
+	joinGroup(t, "claim-1", helper.Process.Pid)
+	if running, err := d.Running(t.Context(), "claim-1"); !running || err != nil {
+		t.Errorf("running %t, %v: another one would be started beside it", running, err)
+	}
+	p, err := d.opts.find(control)
+	if err == nil {
+		err = d.on.tell(t.Context(), p, "claim-1", "get_server_list")
+	}
+	if err == nil || !strings.Contains(err.Error(), "has not begun") {
+		t.Errorf("%v, want that it has not begun", err)
+	}
+	if _, err := os.Stat(told); !os.IsNotExist(err) {
+		t.Errorf("a control program was run: %v", err)
 	}
 }
 
@@ -545,7 +576,7 @@ func TestWhatADaemonSaysThatDoesNotStart(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := d.Start(ctx, Daemon{Name: name, GPUs: []string{"GPU-1"}})
-		if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "it has ended: what it said is in "+d.dir(name, logFolder)) {
+		if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "it has ended, or has not begun: what it said is in "+d.dir(name, logFolder)) {
 			t.Errorf("%v, want where it is said", err)
 		}
 		if said := contents(t, d.dir(name, logFolder, "output")); said != "no device was found\n" {

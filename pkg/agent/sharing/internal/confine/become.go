@@ -42,30 +42,34 @@ func become(input io.Reader) error {
 	if err := o.enterCgroup(namespaces); err != nil {
 		return err
 	}
-	// 2. The host's namespaces: those of the pod end with it.
+	if err := awaited(); err != nil {
+		return err
+	}
+	// 2. While its /proc can be written to.
+	if err := ordinary(); err != nil {
+		return err
+	}
+	// 3. The host's namespaces: those of the pod end with it.
 	for _, n := range namespaces {
 		if err := n.enter(); err != nil {
 			return err
 		}
 	}
-	// 3. What it sees of the host's files.
+	// 4. What it sees of the host's files.
 	if err := o.makeView(); err != nil {
 		return err
 	}
-	// 4. Where it reads and writes.
+	// 5. Where it reads and writes.
 	if err := o.redirect(); err != nil {
 		return err
 	}
-	// 5. What it may do.
-	if err := ordinary(); err != nil {
-		return err
-	}
+	// 6. What it may do.
 	if !o.Unconfined {
 		if err := dropRights(o.Capabilities); err != nil {
 			return err
 		}
 	}
-	// 6. It is no helper any more.
+	// 7. It is no helper any more.
 	unix.Umask(0o022)
 	failed := fmt.Errorf("%w: no path for %q", unix.ENOENT, o.Args)
 	for _, path := range o.Paths {
@@ -74,6 +78,23 @@ func become(input io.Reader) error {
 		}
 	}
 	return fmt.Errorf("run %q in root %q: %w", o.Paths, o.Root, failed)
+}
+
+// awaited returns an error if nobody waits for the helper any more: its agent has ended, or has given up. The cgroup that it has
+// entered may be the one that another helper was started in since.
+func awaited() error {
+	status := []unix.PollFd{{Fd: statusFD}}
+	_, err := unix.Poll(status, 0)
+	for errors.Is(err, unix.EINTR) {
+		_, err = unix.Poll(status, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("look whether the agent is there: %w", err)
+	}
+	if status[0].Revents&unix.POLLERR != 0 {
+		return errors.New("the agent does not wait any more")
+	}
+	return nil
 }
 
 // namespace of the host.

@@ -6,25 +6,15 @@ package confine
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// ordinary takes back what the kubelet gives the agent alone: when memory is short, the kernel may end the program as any other.
-// It dumps no core.
+// ordinary takes back what the kubelet gives the agent alone: when memory is short, the kernel may end the program as any other. It
+// dumps no core.
 func ordinary() error {
-	const path = "/proc/self/oom_score_adj"
-	score, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // its root has no /proc; the kernel's default is the agent's
-	}
-	if err == nil && strings.HasPrefix(string(score), "-") {
-		err = write(path, "0")
-	}
-	if err != nil {
+	if err := write("/proc/self/oom_score_adj", "0"); err != nil {
 		return err
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
