@@ -77,7 +77,7 @@ func Table() []Prerequisite {
 		{
 			Name: "mps", Level: Recommended, driver: true, look: mps,
 			Needs: "for MPS alone, systemd, of which its daemons are units; or, without it (Talos), `hostPID`, Linux 5.12 and cgroups that the " +
-				"agent may write, with the controllers memory and pids",
+				"agent may write, with the controllers memory and pids, of v1 also devices",
 			Do: "Until it is so, claims that ask for MPS are refused on this node, and its devices do not have MPS in the attribute " +
 				"`sharingStrategies`.",
 		},

@@ -162,7 +162,7 @@ func (o *orders) redirect() error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: "/dev/null", Err: err}
 	}
-	output, err := unix.Open(o.Output, unix.O_WRONLY|unix.O_CREAT|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	output, err := unix.Open(o.Output, unix.O_WRONLY|unix.O_CREAT|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, unix.ENOSPC) {
 		output, err = null, nil
 	}

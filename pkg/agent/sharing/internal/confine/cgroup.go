@@ -34,7 +34,8 @@ type Limit struct {
 
 // Cgroups are the host's.
 type Cgroups struct {
-	// own are the hierarchies in which a process gets a cgroup of its own: that of cgroup v2, or one for each controller of v1.
+	// own are the hierarchies in which a process gets a cgroup of its own: that of cgroup v2, or one for each controller of v1, the
+	// last of them for devices.
 	own []string
 	// others are the rest of v1. A process is put into their root, since it must not stay in the pod's: container runtimes end
 	// what is there.
@@ -73,7 +74,7 @@ func Find(path string, limits []Limit) (*Cgroups, error) {
 		return nil, err
 	}
 	var own []os.FileInfo
-	for _, controller := range c.controllers() {
+	for _, controller := range append(c.controllers(), devicesV1) {
 		hierarchy := filepath.Join(path, controller)
 		info, err := os.Stat(filepath.Join(hierarchy, procsFile))
 		if errors.Is(err, fs.ErrNotExist) {

@@ -501,8 +501,12 @@ func TestFailuresOfAHelper(t *testing.T) {
 			})
 		}
 		t.Run(kind+", no cgroup", func(t *testing.T) {
-			g := c.Group("missing")
-			if err := g.Start(t.Context(), "", shell(t.TempDir(), "sleep 1000")); err == nil || !strings.Contains(err.Error(), "enter cgroup: ") {
+			g, p := c.Group("missing"), shell(t.TempDir(), "sleep 1000")
+			if err := g.Start(t.Context(), "", p); err == nil || !strings.Contains(err.Error(), "/missing") {
+				t.Errorf("%v, want that its devices could not be restricted", err)
+			}
+			p.Unconfined = true
+			if err := g.Start(t.Context(), "", p); err == nil || !strings.Contains(err.Error(), "enter cgroup: ") {
 				t.Errorf("%v, want that it could not enter its cgroup", err)
 			}
 		})
@@ -525,11 +529,16 @@ func TestCgroupsThatDoNotDo(t *testing.T) {
 		files map[string]string
 		want  string
 	}{
-		"nothing":          {want: "there is no cgroup v2 at DIR, and of v1 no controller memory"},
-		"v1 without pids":  {files: map[string]string{"memory/cgroup.procs": "", "cpu/cgroup.procs": ""}, want: "and of v1 no controller pids"},
-		"v2 without pids":  {files: map[string]string{"cgroup.controllers": "cpu memory hugetlb\n"}, want: `cgroup v2 at DIR has no controller pids, only ["cpu" "memory" "hugetlb"]`},
-		"v2 with all":      {files: map[string]string{"cgroup.controllers": "cpu memory pids\n"}},
-		"v1 with all":      {files: map[string]string{"memory/cgroup.procs": "", "pids/cgroup.procs": "", "cpu/cgroup.procs": ""}},
+		"nothing":         {want: "there is no cgroup v2 at DIR, and of v1 no controller memory"},
+		"v1 without pids": {files: map[string]string{"memory/cgroup.procs": "", "cpu/cgroup.procs": ""}, want: "and of v1 no controller pids"},
+		"v1 without devices": {
+			files: map[string]string{"memory/cgroup.procs": "", "pids/cgroup.procs": "", "cpu/cgroup.procs": ""}, want: "and of v1 no controller devices",
+		},
+		"v2 without pids": {files: map[string]string{"cgroup.controllers": "cpu memory hugetlb\n"}, want: `cgroup v2 at DIR has no controller pids, only ["cpu" "memory" "hugetlb"]`},
+		"v2 with all":     {files: map[string]string{"cgroup.controllers": "cpu memory pids\n"}},
+		"v1 with all": {files: map[string]string{
+			"memory/cgroup.procs": "", "pids/cgroup.procs": "", "devices/cgroup.procs": "", "cpu/cgroup.procs": "",
+		}},
 		"the names differ": {files: map[string]string{"cgroup.controllers": "memory2 pids\n"}, want: "has no controller memory"},
 	}
 	for name, tc := range tests {

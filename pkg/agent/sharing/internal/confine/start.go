@@ -38,7 +38,7 @@ type Program struct {
 	Hide []string
 	// Capabilities that it keeps.
 	Capabilities []uintptr
-	// Majors are numbers of the character devices that it sees in its /dev, beside /dev/null and the like.
+	// Majors are numbers of the character devices that it sees in its /dev, and may open, beside /dev/null and the like.
 	Majors []uint32
 	// Unconfined lets it have all rights of root, and all files and devices.
 	Unconfined bool
@@ -60,6 +60,11 @@ const maxFailure = 4 << 10
 // folder in /proc of a process in whose namespaces the program runs, that of PID 1 for example; empty for the agent's own. When
 // the context ends first the program may run or not, as the cgroup tells.
 func (g *Group) Start(ctx context.Context, host string, p Program) error {
+	if !p.Unconfined {
+		if err := g.allowDevices(p.Majors); err != nil {
+			return err
+		}
+	}
 	told, err := json.Marshal(orders{Program: p, Doors: g.doors(), Host: host})
 	if err != nil {
 		return err
