@@ -96,6 +96,13 @@ func end(t *testing.T, groups ...*Group) {
 	})
 }
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return is(), nil }); err != nil {
@@ -484,6 +491,10 @@ func TestFailuresOfAHelper(t *testing.T) {
 			change: func(p *Program) { p.Binds[0].To = "/usr/stowage" }, want: "mkdir /usr/stowage: read-only file system",
 		},
 		"no host": {change: func(*Program) {}, host: "/proc/0", want: "namespace /proc/0/ns/cgroup"},
+		"a pipe that nobody reads in the place of its output": {
+			change: func(p *Program) { must(t, unix.Mkfifo(filepath.Join(p.Binds[0].From, "output"), 0o600)) },
+			want:   "open /tmp/own/output: no such device or address",
+		},
 	}
 	for kind, c := range kinds(t) {
 		for name, tc := range tests {
@@ -494,7 +505,9 @@ func TestFailuresOfAHelper(t *testing.T) {
 				if err := g.Make(); err != nil {
 					t.Fatal(err)
 				}
-				if err := g.Start(t.Context(), tc.host, p); err == nil || !strings.Contains(err.Error(), tc.want) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				if err := g.Start(ctx, tc.host, p); err == nil || !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("%v, want an error with %q", err, tc.want)
 				}
 				until(t, "no process is left", func() bool { return len(processes(t, g)) == 0 })
