@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -265,9 +266,13 @@ func (r *rig) blindAgent(ctx context.Context, api *apiServer) *Agent {
 				time.Sleep(r.kubeletTakes)
 				return nil, nil
 			},
-			Devices: func(context.Context) ([]ledger.PluginDevice, error) {
-				if r.devices != nil {
-					return r.devices()
+			Devices: func(_ context.Context, ofPods bool) ([]ledger.PluginDevice, error) {
+				switch {
+				case r.devices != nil:
+					return r.devices(ofPods)
+				case ofPods:
+					r.listed.Add(1)
+					return append(slices.Clone(r.pluginDevices), r.podDevices...), r.pluginDevicesErr
 				}
 				return r.pluginDevices, r.pluginDevicesErr
 			},

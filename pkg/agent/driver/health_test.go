@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,8 +44,11 @@ type rig struct {
 	// pluginDevices are of device plugins, as the kubelet says.
 	pluginDevices    []ledger.PluginDevice
 	pluginDevicesErr error
+	// podDevices are what only pods have of them, and listed counts the questions what pods have.
+	podDevices []ledger.PluginDevice
+	listed     atomic.Int32
 	// devices, if it is set, says so at any time.
-	devices func() ([]ledger.PluginDevice, error)
+	devices func(ofPods bool) ([]ledger.PluginDevice, error)
 	// sharing allows nothing if it is not set.
 	sharing config.Rules
 	shares  discovery.Shares

@@ -17,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/pluginpath"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
 )
@@ -27,8 +28,8 @@ type Kubelet struct {
 	Socket string
 	// Pods that it gives resources to.
 	Pods func(context.Context) ([]reconcile.KubeletPod, error)
-	// Devices that device plugins offer or pods have from them; each may be there several times.
-	Devices func(context.Context) ([]ledger.PluginDevice, error)
+	// Devices that device plugins offer or pods have from them.
+	Devices pluginpath.Devices
 }
 
 // plugin answers the kubelet's calls.

@@ -116,9 +116,10 @@ type twoPlugins struct {
 		// answers is since when it does.
 		answers time.Time
 	}
-	// listing is what PodResources says. The agent asks at any time.
+	// listing is what PodResources says, of which offering are first, and the rest is what pods have. The agent asks at any time.
 	mu         sync.Mutex
 	listing    []ledger.PluginDevice
+	offering   int
 	listingErr error
 
 	// What the API server has.
@@ -152,9 +153,12 @@ func newTwoPlugins(t *testing.T, seed uint64, without walls) *twoPlugins {
 		profile = migGPU
 	}
 	w.rig = newRig(t, profile)
-	w.rig.devices = func() ([]ledger.PluginDevice, error) {
+	w.rig.devices = func(ofPods bool) ([]ledger.PluginDevice, error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
+		if !ofPods {
+			return w.listing[:w.offering], w.listingErr
+		}
 		return w.listing, w.listingErr
 	}
 	if profile == migGPU {
@@ -273,7 +277,7 @@ func (w *twoPlugins) drain() {
 func (w *twoPlugins) tell() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.listing, w.listingErr = nil, nil
+	w.listing, w.offering, w.listingErr = nil, 0, nil
 	if !w.kubelet.up || w.kubelet.deaf > 0 {
 		w.listingErr = errors.New("connection refused")
 		return
@@ -291,6 +295,7 @@ func (w *twoPlugins) tell() {
 			}
 		}
 	}
+	w.offering = len(w.listing)
 	if time.Now().Before(w.kubelet.synced) {
 		return
 	}

@@ -133,7 +133,7 @@ func TestAnAdministratorReleasesAClaimThatCannotBeRead(t *testing.T) {
 		o.Kubelet.Pods = func(context.Context) ([]reconcile.KubeletPod, error) {
 			return []reconcile.KubeletPod{{Namespace: "default", Name: "train-pod", CDIClaims: []types.UID{"train-uid"}}}, nil
 		}
-		o.Kubelet.Devices = func(context.Context) ([]ledger.PluginDevice, error) { return nil, nil }
+		o.Kubelet.Devices = func(context.Context, bool) ([]ledger.PluginDevice, error) { return nil, nil }
 	}
 	m.run("")
 	m.register(driver.Name + "-reg.sock")

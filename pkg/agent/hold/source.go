@@ -44,17 +44,21 @@ func (s *Source) Claim(ctx context.Context, name string) (*resourceapi.ResourceC
 	if len(pods) == 0 {
 		return nil, notFound(name)
 	}
-	known, err := s.Pods(ctx)
-	if err != nil {
+	if pods, err = s.Running(ctx, pods); err != nil {
 		return nil, fmt.Errorf("which pods have %s: %w", entry.Claim, err)
 	}
-	pods = slices.DeleteFunc(pods, func(uid types.UID) bool {
-		return !slices.ContainsFunc(known, func(pod corev1.Pod) bool { return is(&pod, uid) && !ended(&pod) })
-	})
 	if len(pods) == 0 {
 		return nil, notFound(name)
 	}
 	return Claim(s.Driver, s.Pool, entry.Claim.Plugin, entry.Devices[0].Device, entry.Devices[0].Share, pods), nil
+}
+
+// Running are those of the pods that the API server knows, and that have not ended.
+func (s *Source) Running(ctx context.Context, pods []types.UID) ([]types.UID, error) {
+	known, err := s.Pods(ctx)
+	return slices.DeleteFunc(slices.Clone(pods), func(uid types.UID) bool {
+		return !slices.ContainsFunc(known, func(pod corev1.Pod) bool { return is(&pod, uid) && !ended(&pod) })
+	}), err
 }
 
 // find returns the entry of that name, nil if there is none.

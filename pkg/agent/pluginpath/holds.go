@@ -31,7 +31,7 @@ func (p *Path) Allocated(ctx context.Context, resource string, devices []devicep
 	// Those that are recorded may be asked for again by the pod that has them. If it is another pod, its container does not start.
 	fresh, err := notRecorded(p.opts.Records, resource, devices)
 	if err == nil {
-		err = p.refuse(ctx, resource, fresh)
+		err = p.refuse(ctx, (*listed).offering, resource, fresh)
 	}
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 	if err != nil {
 		klog.FromContext(ctx).Info("It is not known which pod has the devices, what it leaves behind will not be looked for",
 			"reason", err.Error())
-		if err := p.refuse(ctx, resource, devices); err != nil {
+		if err := p.refuse(ctx, (*listed).anew, resource, devices); err != nil {
 			return err
 		}
 		return p.Allocated(ctx, resource, devices)
@@ -74,7 +74,11 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 	var begin []deviceplugin.Device // for another pod than before
 	for _, device := range devices {
 		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
-		runs, err := p.clear(ctx, of, checkpoint.PodsWith(of))
+		pods := checkpoint.PodsWith(of)
+		if err := givenOnce(ctx, &p.source, of, pods); err != nil {
+			return err
+		}
+		runs, err := p.clear(ctx, of, pods)
 		if err != nil {
 			return err
 		}
@@ -82,10 +86,27 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 			begin = append(begin, device)
 		}
 	}
-	if err := p.refuse(ctx, resource, begin); err != nil {
+	if err := p.refuse(ctx, (*listed).anew, resource, begin); err != nil {
 		return err
 	}
 	return p.hold(ctx, resource, devices, checkpoint.PodsWith)
+}
+
+// givenOnce returns an error if the kubelet has given the device to two pods that have not ended. It may do that when a pod ends while it
+// gives devices to another one and is asked what pods have. Which of the two starts is not known, so no container of either does.
+func givenOnce(ctx context.Context, source *hold.Source, of ledger.PluginDevice, pods []types.UID) error {
+	if len(pods) < 2 {
+		return nil
+	}
+	pods, err := source.Running(ctx, pods)
+	if err != nil {
+		return fmt.Errorf("which pods have %s: %w", of, err)
+	}
+	if len(pods) > 1 {
+		return fmt.Errorf("the kubelet has given %s to the pods %s and %s: no container starts with it before one of them is gone",
+			of, pods[0], pods[1])
+	}
+	return nil
 }
 
 // clear takes the device back from pods that have ended, if it is recorded for none of these. It reports whether one of these has it

@@ -28,11 +28,15 @@ import (
 	"stowage.dev/stowage/pkg/twopaths"
 )
 
-// DevicesAt returns the source of what all device plugins of the node offer, and of what pods have from them, by the kubelet's PodResources
-// socket. A kubelet without a socket has none; one that does not tell what is offered (before 1.23) tells what pods have.
-func DevicesAt(socket string) func(context.Context) ([]ledger.PluginDevice, error) {
+// Devices are what all device plugins of the node offer and, if that is asked for, too, what pods have from them; each may be there several
+// times.
+type Devices func(ctx context.Context, ofPods bool) ([]ledger.PluginDevice, error)
+
+// DevicesAt returns the source of these that is the kubelet's PodResources socket. A kubelet without a socket has none; one that does not
+// tell what is offered (before 1.23) tells what pods have.
+func DevicesAt(socket string) Devices {
 	kubelet := podresources.New(socket)
-	return func(ctx context.Context) (devices []ledger.PluginDevice, err error) {
+	return func(ctx context.Context, ofPods bool) (devices []ledger.PluginDevice, err error) {
 		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
@@ -40,9 +44,11 @@ func DevicesAt(socket string) func(context.Context) ([]ledger.PluginDevice, erro
 		if err != nil && !errors.Is(err, podresources.ErrNotServed) {
 			return nil, err
 		}
-		pods, err := kubelet.List(ctx)
-		if err != nil {
-			return nil, err
+		var pods []podresources.Pod
+		if ofPods {
+			if pods, err = kubelet.List(ctx); err != nil {
+				return nil, err
+			}
 		}
 		for _, pod := range pods {
 			for _, container := range pod.Containers {
@@ -93,14 +99,58 @@ func (l *listed) devices(ctx context.Context, opts *Options, since time.Time) (a
 	if !l.at.After(since) {
 		l.at = time.Now()
 		var devices []ledger.PluginDevice
-		devices, l.err = opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
+		devices, l.err = opts.Devices(context.WithoutCancel(ctx), true) // which serves others, too, and has a time of its own
 		l.take(devices, opts.Driver)
 	}
 	if l.err != nil {
 		return a, l.err
 	}
-	all := slices.SortedFunc(maps.Keys(l.missing), func(a, b ledger.PluginDevice) int { return cmp.Compare(a.String(), b.String()) })
-	return answer{all: all, now: l.ofDriver}, nil
+	return answer{all: inOrder(sets.KeySet(l.missing)), now: l.ofDriver}, nil
+}
+
+// offering are those that device plugins offer now, and those that counted when the kubelet was asked last what pods have. It is not asked
+// that while it gives devices to a pod: to answer, it drops pods that have ended, and adds up anew what it has given, without what it is
+// about to give, which the next pod gets then, too.
+func (l *listed) offering(ctx context.Context, opts *Options) (a answer, err error) {
+	devices, err := opts.Devices(ctx, false)
+	if err != nil {
+		return a, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := counting(devices, opts.Driver)
+	return answer{all: inOrder(now.Union(sets.KeySet(l.missing))), now: ofDriver(now, opts.Driver)}, nil
+}
+
+func inOrder(devices sets.Set[ledger.PluginDevice]) []ledger.PluginDevice {
+	return slices.SortedFunc(maps.Keys(devices), func(a, b ledger.PluginDevice) int { return cmp.Compare(a.String(), b.String()) })
+}
+
+// counting are the devices that may be GPUs, or are of the driver's vendor, each once.
+func counting(devices []ledger.PluginDevice, driver string) sets.Set[ledger.PluginDevice] {
+	count := sets.New[ledger.PluginDevice]()
+	for _, device := range devices {
+		if advertise.MayBeGPU(device) || twopaths.IsOf(driver, device.Resource) {
+			device.ID = device.ID[:min(len(device.ID), maxID)]
+			count.Insert(device)
+		}
+	}
+	return count
+}
+
+func ofDriver(devices sets.Set[ledger.PluginDevice], driver string) sets.Set[ledger.PluginDevice] {
+	of := sets.New[ledger.PluginDevice]()
+	for device := range devices {
+		if twopaths.IsOf(driver, device.Resource) {
+			of.Insert(device)
+		}
+	}
+	return of
+}
+
+// anew asks the kubelet for all.
+func (l *listed) anew(ctx context.Context, opts *Options) (answer, error) {
+	return l.devices(ctx, opts, time.Now())
 }
 
 // recently is when the kubelet was asked for an answer that is just too old.
@@ -115,20 +165,11 @@ func (l *listed) take(devices []ledger.PluginDevice, driver string) {
 		}
 		return
 	}
-	now := sets.New[ledger.PluginDevice]()
-	for _, device := range devices {
-		if advertise.MayBeGPU(device) || twopaths.IsOf(driver, device.Resource) {
-			device.ID = device.ID[:min(len(device.ID), maxID)]
-			now.Insert(device)
-			l.missing[device] = time.Time{}
-		}
-	}
-	l.ofDriver = sets.New[ledger.PluginDevice]() // who has the one before reads it
+	now := counting(devices, driver)
 	for device := range now {
-		if twopaths.IsOf(driver, device.Resource) {
-			l.ofDriver.Insert(device)
-		}
+		l.missing[device] = time.Time{}
 	}
+	l.ofDriver = ofDriver(now, driver) // who has the one before reads it
 	for device, since := range l.missing {
 		switch {
 		case now.Has(device):
@@ -144,27 +185,30 @@ func (l *listed) take(devices []ledger.PluginDevice, driver string) {
 // device of a resource of GPUs that is none of those that are known may be any of them. listed is how many devices of the driver's vendor
 // the kubelet lists now, of all device plugins, our own, also unhealthy ones, and those of NICs, too.
 func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, listed int, err error) {
-	return p.ofOthers(ctx, recently(), nil)
-}
-
-// ofOthers asks the kubelet unless it was asked after that time. Devices of the set are not looked for.
-func (p *Path) ofOthers(
-	ctx context.Context, since time.Time, but sets.Set[ledger.PluginDevice],
-) (resources map[string]string, listed int, err error) {
 	node := p.opts.Hardware.Node()
 	if node == nil {
 		return nil, 0, nil
 	}
-	answer, err := p.listed.devices(ctx, &p.opts, since)
+	answer, err := p.listed.devices(ctx, &p.opts, recently())
 	if err != nil {
 		return nil, 0, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
 	}
-	listed = len(answer.now) + p.unhealthy(answer.now)
+	resources, err = p.ofOthers(ctx, node, answer, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	return resources, len(answer.now) + p.unhealthy(answer.now), nil
+}
+
+// ofOthers looks for no device of the set.
+func (p *Path) ofOthers(
+	ctx context.Context, node *discovery.Node, answer answer, but sets.Set[ledger.PluginDevice],
+) (resources map[string]string, err error) {
 	devices := slices.DeleteFunc(answer.all, func(d ledger.PluginDevice) bool { return !advertise.MayBeGPU(d) || but.Has(d) })
 	if len(devices) > 0 {
 		ours, err := p.ours(node, answer.now)
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
 		devices = slices.DeleteFunc(devices, ours.Has)
 	}
@@ -181,7 +225,7 @@ func (p *Path) ofOthers(
 	if p.opts.Failed("unknown device", reason) {
 		klog.FromContext(ctx).Info("No GPU is given to claims that a device plugin may offer", "reason", reason.Error())
 	}
-	return resources, listed, nil
+	return resources, nil
 }
 
 // unhealthy are how many of our own devices the kubelet has and does not list. They are in the node's capacity, and in no slice: if
@@ -218,34 +262,41 @@ func (p *Path) unhealthy(listed sets.Set[ledger.PluginDevice]) (n int) {
 }
 
 // ours are the devices of our own device plugin: what it offers, or would, or another agent of the node did before an update, and
-// what it has given to pods. One that is listed now although a claim holds its GPU, or a pod by another resource, and that is not
-// recorded, is none of these. Here it is unhealthy then, and given to nobody: a plugin that has registered the same resource offers
+// what it has given to pods. One that is listed now although a claim holds its place on the GPU, or a pod by another resource, and that
+// is not recorded, is none of these. Here it is unhealthy then, and given to nobody: a plugin that has registered the same resource offers
 // it, or has given it away.
 func (p *Path) ours(node *discovery.Node, now sets.Set[ledger.PluginDevice]) (sets.Set[ledger.PluginDevice], error) {
-	gpus := map[ledger.PluginDevice]string{}
+	ours, places := sets.New[ledger.PluginDevice](), map[ledger.PluginDevice]candidate{}
 	p.mu.Lock()
 	offered, paths := p.offered.resources, p.paths
 	p.mu.Unlock()
-	for _, c := range p.candidates(node, &paths) {
-		gpus[ledger.PluginDevice{Resource: c.resource, ID: c.device.ID}] = c.gpu.Name
-	}
 	for _, resource := range offered {
 		for _, d := range resource.Devices {
-			gpus[ledger.PluginDevice{Resource: resource.Name, ID: d.ID}] = advertise.GPUOf(d.Name)
+			of := ledger.PluginDevice{Resource: resource.Name, ID: d.ID}
+			ours.Insert(of)
+			if gpu := advertise.GPUOf(d.Name); gpu == d.Name { // where a part was that is not there any more is not known
+				places[of] = candidate{resource: resource.Name, gpu: &discovery.GPU{Name: gpu}, device: d}
+			}
 		}
+	}
+	for _, c := range p.candidates(node, &paths) {
+		of := ledger.PluginDevice{Resource: c.resource, ID: c.device.ID}
+		ours.Insert(of)
+		places[of] = c
 	}
 	records, err := p.opts.Records.Records()
 	if err != nil {
 		return nil, err
 	}
-	ours, recorded := sets.KeySet(gpus), sets.New[ledger.PluginDevice]()
+	recorded := sets.New[ledger.PluginDevice]()
 	for _, record := range records {
 		if record.Entry == nil {
 			continue
 		}
 		recorded.Insert(record.Entry.Claim.Plugin)
 		for device := range now {
-			if gpu := gpus[device]; record.Entry.Claim.Plugin.Resource != device.Resource && slices.Contains(record.Entry.HeldGPUs(), gpu) {
+			at, known := places[device]
+			if known && record.Entry.Claim.Plugin.Resource != device.Resource && !isFree(at, []*ledger.Record{record}) {
 				ours.Delete(device)
 			}
 		}
@@ -253,18 +304,26 @@ func (p *Path) ours(node *discovery.Node, now sets.Set[ledger.PluginDevice]) (se
 	return ours.Union(recorded), nil
 }
 
+// asking is how the kubelet is asked: (*listed).offering or (*listed).anew.
+type asking = func(*listed, context.Context, *Options) (answer, error)
+
 // refuse returns an error if another device plugin of the node offers the GPUs of the devices, or has given them to a pod; one that
 // is [deviceplugin.ErrRefused], if that is known. A plugin does not ask who has a GPU, and the kubelet asks nobody about the devices
 // of others.
-func (p *Path) refuse(ctx context.Context, resource string, devices []deviceplugin.Device) error {
-	if len(devices) == 0 {
+func (p *Path) refuse(ctx context.Context, ask asking, resource string, devices []deviceplugin.Device) error {
+	node := p.opts.Hardware.Node()
+	if len(devices) == 0 || node == nil {
 		return nil
+	}
+	answer, err := ask(&p.listed, ctx, &p.opts)
+	if err != nil {
+		return fmt.Errorf("whether another device plugin offers the node's GPUs: %w", err)
 	}
 	own := sets.New[ledger.PluginDevice]()
 	for _, device := range devices {
 		own.Insert(ledger.PluginDevice{Resource: resource, ID: device.ID})
 	}
-	others, _, err := p.ofOthers(ctx, time.Now(), own)
+	others, err := p.ofOthers(ctx, node, answer, own)
 	if err != nil {
 		return err
 	}

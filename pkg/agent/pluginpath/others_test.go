@@ -47,15 +47,17 @@ func TestDevicesOfTheNodesPlugins(t *testing.T) {
 	gpu := func(resource, id string) ledger.PluginDevice { return ledger.PluginDevice{Resource: resource, ID: id} }
 	held := []ledger.PluginDevice{gpu("nvidia.com/gpu", "GPU-1"), gpu("example.com/gpu", "GPU-3")}
 	for name, test := range map[string]struct {
-		kubelet *kubelet
-		want    []ledger.PluginDevice
-		code    codes.Code
+		kubelet   *kubelet
+		notOfPods bool
+		want      []ledger.PluginDevice
+		code      codes.Code
 	}{
-		"offered, and what pods have":   {kubelet: &kubelet{}, want: append([]ledger.PluginDevice{gpu("nvidia.com/gpu", "GPU-1"), gpu("nvidia.com/gpu", "GPU-2")}, held...)},
-		"a kubelet before 1.23":         {kubelet: &kubelet{allocatable: status.Error(codes.Unimplemented, "unknown method")}, want: held},
-		"it does not say what there is": {kubelet: &kubelet{allocatable: status.Error(codes.Unavailable, "not yet")}, code: codes.Unavailable},
-		"it does not list":              {kubelet: &kubelet{list: status.Error(codes.Internal, "no")}, code: codes.Internal},
-		"there is no socket":            {},
+		"offered, and what pods have":    {kubelet: &kubelet{}, want: append([]ledger.PluginDevice{gpu("nvidia.com/gpu", "GPU-1"), gpu("nvidia.com/gpu", "GPU-2")}, held...)},
+		"a kubelet before 1.23":          {kubelet: &kubelet{allocatable: status.Error(codes.Unimplemented, "unknown method")}, want: held},
+		"it does not say what there is":  {kubelet: &kubelet{allocatable: status.Error(codes.Unavailable, "not yet")}, code: codes.Unavailable},
+		"it is not asked what pods have": {kubelet: &kubelet{list: status.Error(codes.Internal, "no")}, notOfPods: true, want: []ledger.PluginDevice{gpu("nvidia.com/gpu", "GPU-1"), gpu("nvidia.com/gpu", "GPU-2")}},
+		"it does not list":               {kubelet: &kubelet{list: status.Error(codes.Internal, "no")}, code: codes.Internal},
+		"there is no socket":             {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "k.sock")
@@ -69,7 +71,7 @@ func TestDevicesOfTheNodesPlugins(t *testing.T) {
 				go func() { _ = server.Serve(listener) }()
 				defer server.Stop()
 			}
-			devices, err := DevicesAt(socket)(t.Context())
+			devices, err := DevicesAt(socket)(t.Context(), !test.notOfPods)
 			if status.Code(err) != test.code {
 				t.Errorf("error %v, want %s", err, test.code)
 			}

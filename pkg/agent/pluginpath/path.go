@@ -68,9 +68,8 @@ type Options struct {
 	// SlicesOfNode is the field selector of the slices that the node has of the driver.
 	SlicesOfNode string
 	// Pods lists the node's pods.
-	Pods func(context.Context) ([]corev1.Pod, error)
-	// Devices are what device plugins of the node offer, and what pods have from them; each may be there several times.
-	Devices  func(context.Context) ([]ledger.PluginDevice, error)
+	Pods     func(context.Context) ([]corev1.Pod, error)
+	Devices  Devices
 	Hardware Hardware
 	Claims   *prepare.Manager
 	Records  *ledger.Ledger
