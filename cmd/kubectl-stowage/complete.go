@@ -5,6 +5,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -14,15 +15,23 @@ import (
 	"stowage.dev/stowage/pkg/snapshot"
 )
 
-// offer completes what is typed by names of the snapshot file, or of the cluster, of which it lists the resources alone.
+// plainName are the names that an API server takes, and what is made of them. A file may have others, and shells expand some of what they
+// are offered.
+var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*=?$`)
+
+// offer completes what is typed by names of the snapshot file, or of the cluster, of which it lists the resources alone. The standard input
+// is the terminal then, so it offers nothing of a file that is to come from there.
 func (c *cli) offer(names func(*snapshot.Snapshot) []string, resources ...string) cobra.CompletionFunc {
 	return func(command *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if c.file == "-" {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
 		s, err := c.read(command.Context(), resources...)
 		if err != nil {
 			fmt.Fprintln(c.ErrOut, "error:", printable(err.Error())) // a shell's script drops it, who calls __complete reads it
 			return nil, cobra.ShellCompDirectiveError
 		}
-		all := slices.DeleteFunc(names(s), func(name string) bool { return !strings.HasPrefix(name, typed) })
+		all := slices.DeleteFunc(names(s), func(name string) bool { return !strings.HasPrefix(name, typed) || !plainName.MatchString(name) })
 		slices.Sort(all)
 		all = slices.Compact(all)
 		directive := cobra.ShellCompDirectiveNoFileComp
