@@ -240,5 +240,8 @@ func (g *usage) memory(ctx context.Context, gpu *discovery.GPU) (bytes uint64, w
 		found.users, err = askUsers(d, *gpu)
 		return err
 	})
-	return found.bytes, &found.users, err
+	if err != nil {
+		return 0, nil, err
+	}
+	return found.bytes, &found.users, nil
 }
