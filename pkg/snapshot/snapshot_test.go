@@ -242,7 +242,7 @@ func TestTakeSome(t *testing.T) {
 	for object := range small().All() {
 		objects = append(objects, object)
 	}
-	client := fake.NewSimpleClientset(objects...) //nolint:staticcheck // nobody asks who wrote a field
+	client := fake.NewSimpleClientset(objects...)
 	s, err := snapshot.Take(t.Context(), client, "pods", "nodes")
 	if err != nil {
 		t.Fatal(err)

@@ -386,6 +386,7 @@ func (w *twoPlugins) startOurs(pod *workload) {
 		pod.by = theirs
 		w.starts(pod)
 		return
+	case ours:
 	}
 	have := map[ledger.PluginDevice]types.UID{}
 	for _, pod := range w.pods {

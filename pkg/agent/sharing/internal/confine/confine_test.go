@@ -213,12 +213,16 @@ func TestWhatDoesNotEndIsKilled(t *testing.T) {
 			busy, other := c.Group("busy"), c.Group("other")
 			end(t, busy, other)
 			const script = "trap '' TERM; for i in 1 2 3 4 5 6 7 8; do (while :; do /bin/true; done) & done; wait"
-			for g, script := range map[*Group]string{busy: script, other: "exec sleep 1000"} {
+			for g, script := range map[*Group]string{busy: script, other: "trap '' TERM; exec sleep 1000"} {
 				if err := errors.Join(g.Make(), g.Start(t.Context(), "", shell(t.TempDir(), script))); err != nil {
 					t.Fatal(err)
 				}
 			}
 			until(t, "it has children", func() bool { return len(processes(t, busy)) > 8 })
+			until(t, "the other one takes no notice either", func() bool {
+				comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", processes(t, other)[0]))
+				return err == nil && string(comm) == "sleep\n"
+			})
 			if err := busy.End(t.Context(), 100*time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
