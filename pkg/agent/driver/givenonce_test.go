@@ -5,6 +5,7 @@ package driver
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -96,6 +97,72 @@ func TestADeviceThatTheKubeletGivesToTwoPods(t *testing.T) {
 		time.Sleep(time.Minute)
 		if err := start(0); err != nil {
 			t.Errorf("one is gone, which the kubelet remembers until it gives devices again: %v", err)
+		}
+	})
+}
+
+// TestPodsThatHaveJustComeHaveTheDeviceToo: which pods there are is kept for a while, and none of that while is taken for one that has
+// ended. What the pod before has left is cleared although the kubelet still remembers that pod.
+func TestPodsThatHaveJustComeHaveTheDeviceToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "t4")
+		api := newAPIServer()
+		agent, stop := r.pluginAgent(ctx, api, "device-plugin", pluginpath.MIGNone)
+		defer stop()
+		gpu := agent.opts.Hardware.Node().GPUs[0]
+		of := ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: gpu.UUID}
+		start := func() error {
+			return agent.plugins.Starting(ctx, of.Resource, []deviceplugin.Device{{ID: gpu.UUID, UUID: gpu.UUID, Name: gpu.Name}})
+		}
+		pods := func() []types.UID {
+			record, err := r.records().Get(hold.UID(of))
+			if err != nil || record == nil {
+				t.Fatalf("%v, %v", record, err)
+			}
+			return record.Entry.Pods
+		}
+		given := func(names ...string) {
+			var entries []string
+			for _, name := range names {
+				entries = append(entries, `{"PodUID":"`+name+`-uid","ContainerName":"app","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["`+gpu.UUID+`"]}}`)
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid")}}
+				pod.Spec.NodeName = "node-1"
+				_ = api.Tracker().Add(pod) // it may be there
+			}
+			r.writeCheckpoint(map[ledger.PluginDevice]types.UID{}) // makes the folder
+			writeFile(t, r.state+"/device-plugins/kubelet_internal_checkpoint",
+				`{"Data":{"PodDeviceEntries":[`+strings.Join(entries, ",")+`],"RegisteredDevices":{}}}`)
+		}
+		known := func() {
+			record, err := r.records().Get(hold.UID(of))
+			if err == nil {
+				_, err = agent.plugins.Claim(ctx, record.Entry.Claim.Name)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		given("first")
+		if err := start(); err != nil {
+			t.Fatal(err)
+		}
+		known()
+		given("first", "second")
+		if err := start(); err == nil || !strings.Contains(err.Error(), "the pods first-uid and second-uid") {
+			t.Errorf("the second has come since: %v", err)
+		}
+		if err := api.CoreV1().Pods("default").Delete(ctx, "first", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := start(); err != nil || !slices.Equal(pods(), []types.UID{"second-uid"}) {
+			t.Errorf("the first is gone: %v; recorded for %v", err, pods())
+		}
+		if err := api.CoreV1().Pods("default").Delete(ctx, "second", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := start(); err == nil {
+			t.Error("neither is known, and one starts")
 		}
 	})
 }

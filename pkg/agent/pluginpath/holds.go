@@ -72,13 +72,13 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 		return p.Allocated(ctx, resource, devices)
 	}
 	var begin []deviceplugin.Device // for another pod than before
+	pods := map[ledger.PluginDevice][]types.UID{}
 	for _, device := range devices {
 		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
-		pods := checkpoint.PodsWith(of)
-		if err := givenOnce(ctx, &p.source, of, pods); err != nil {
+		if pods[of], err = p.givenOnce(ctx, of, checkpoint.PodsWith(of)); err != nil {
 			return err
 		}
-		runs, err := p.clear(ctx, of, pods)
+		runs, err := p.clear(ctx, of, pods[of])
 		if err != nil {
 			return err
 		}
@@ -89,24 +89,30 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 	if err := p.refuse(ctx, (*listed).anew, resource, begin); err != nil {
 		return err
 	}
-	return p.hold(ctx, resource, devices, checkpoint.PodsWith)
+	return p.hold(ctx, resource, devices, func(of ledger.PluginDevice) []types.UID { return pods[of] })
 }
 
 // givenOnce returns an error if the kubelet has given the device to two pods that have not ended. It may do that when a pod ends while it
 // gives devices to another one and is asked what pods have. Which of the two starts is not known, so no container of either does.
-func givenOnce(ctx context.Context, source *hold.Source, of ledger.PluginDevice, pods []types.UID) error {
+// Otherwise it returns the pod that has the device, without those that have ended and that the kubelet remembers still. The API
+// server is asked anew: one of the pods has come just now.
+func (p *Path) givenOnce(ctx context.Context, of ledger.PluginDevice, pods []types.UID) ([]types.UID, error) {
 	if len(pods) < 2 {
-		return nil
+		return pods, nil
 	}
-	pods, err := source.Running(ctx, pods)
-	if err != nil {
-		return fmt.Errorf("which pods have %s: %w", of, err)
+	source := p.source
+	source.Pods = p.opts.Pods
+	running, err := source.Running(ctx, pods)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("which pods have %s: %w", of, err)
+	case len(running) == 0: // and a container of one starts
+		return nil, fmt.Errorf("the kubelet has given %s to the pods %s and %s, and the API server knows neither", of, pods[0], pods[1])
+	case len(running) > 1:
+		return nil, fmt.Errorf("the kubelet has given %s to the pods %s and %s: no container starts with it before one of them is gone",
+			of, running[0], running[1])
 	}
-	if len(pods) > 1 {
-		return fmt.Errorf("the kubelet has given %s to the pods %s and %s: no container starts with it before one of them is gone",
-			of, pods[0], pods[1])
-	}
-	return nil
+	return running, nil
 }
 
 // clear takes the device back from pods that have ended, if it is recorded for none of these. It reports whether one of these has it
