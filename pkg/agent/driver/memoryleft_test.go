@@ -116,3 +116,30 @@ func TestMemoryThatIsLeftOnAGPUIsTold(t *testing.T) {
 		})
 	}
 }
+
+// TestMemoryThatWasLeftIsOverWhereItIsNotJudged: the GPU has been partitioned since, so nobody would ever look whether it is gone.
+func TestMemoryThatWasLeftIsOverWhereItIsNotJudged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "dgx-h100")
+		agent := r.agent(ctx, newAPIServer())
+		defer background(ctx, agent.reporter.run)()
+		r.do(&nvmlsim.LeakMemory{GPU: "0", MemoryMiB: 600})
+		look := func(when string, want int) {
+			t.Helper()
+			time.Sleep(foreignInterval)
+			agent.lookForForeign(ctx)
+			if got := faultsByMetric(t, "memory-left"); len(got) != want {
+				t.Errorf("%s: left on %q, want %d GPUs", when, got, want)
+			}
+		}
+		look("seen once", 0)
+		look("seen twice", 1)
+		r.do(&nvmlsim.LeakMemory{GPU: "0"})
+		r.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
+		if _, err := agent.opts.Hardware.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		look("it is partitioned", 0)
+	})
+}

@@ -192,11 +192,16 @@ func askUsers(device nvml.Device, gpu discovery.GPU) (u users, err error) {
 const coherent = "ATS"
 
 // memoryLeft is how much memory of the GPU is in use although no process, claim or container of a device plugin uses it, in bytes;
-// nil if one does, or if that is not known. use and err are what was found out about who uses it without a claim. The memory of a
-// partitioned GPU is that of its instances, and goes with them.
+// nil if one does, or if that is not known. use and err are what was found out about who uses it without a claim. None is left where it is
+// not judged: the memory of a partitioned GPU, for one, is that of its instances, and goes with them.
 func memoryLeft(ctx context.Context, a *Agent, gpu string, use *foreignUse, err error) *uint64 {
 	found := a.opts.Hardware.inventory.gpu(gpu)
-	if err != nil || use.plugin != "" || found == nil || !memoryIsItsOwn(found) {
+	switch {
+	case found == nil || found.Unseen():
+		return nil
+	case !memoryIsItsOwn(found):
+		return new(uint64(0))
+	case err != nil || use.plugin != "":
 		return nil
 	}
 	// First the memory, then whose it may be: who comes meanwhile is taken for its user.
@@ -220,7 +225,7 @@ func memoryLeft(ctx context.Context, a *Agent, gpu string, use *foreignUse, err 
 }
 
 func memoryIsItsOwn(gpu *discovery.GPU) bool {
-	return !gpu.Bound() && !gpu.Unseen() && !gpu.MIGEnabled && gpu.AddressingMode != coherent
+	return !gpu.Bound() && !gpu.MIGEnabled && gpu.AddressingMode != coherent
 }
 
 // memory returns what is in use beyond the driver's own, and then who uses the GPU.

@@ -214,7 +214,9 @@ func exists(i nvml.Instance, instances []nvml.GPUInstance) bool {
 // rest will be seen again if it is still so.
 func (s *State) Renewed() {
 	s.explained, s.explaining = 0, false
-	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool { return f.Reason == XID || f.Reason == NoDriver || f.Instance != nil })
+	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool {
+		return f.Reason == XID || f.Reason == NoDriver || f.Reason == MemoryLeft || f.Instance != nil
+	})
 }
 
 // step enters what is present, and lets go of what was judged and is not.

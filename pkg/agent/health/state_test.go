@@ -688,3 +688,19 @@ func TestAVerdictSaysAll(t *testing.T) {
 		}
 	}
 }
+
+// TestMemoryThatWasLeftIsOverWithTheDriver that had it: the next one judges anew, and not while somebody uses the GPU.
+func TestMemoryThatWasLeftIsOverWithTheDriver(t *testing.T) {
+	var s State
+	for look := range 2 {
+		s.Left(start.Add(time.Duration(look)*LookInterval), new(uint64(1)<<30))
+	}
+	if verdict := s.Of(nil); len(verdict.Faults) != 1 {
+		t.Fatalf("seen twice: %v", verdict.Faults)
+	}
+	s.Renewed()
+	s.Left(start.Add(2*LookInterval), nil)
+	if verdict := s.Of(nil); len(verdict.Faults) != 0 {
+		t.Errorf("the driver is loaded anew: %v", verdict.Faults)
+	}
+}
