@@ -16,7 +16,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
 
+	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -249,5 +251,54 @@ func TestTheRecordHasTheLimitsOfTheDaemon(t *testing.T) {
 		if daemon := record.Entry.Undo[i].Daemon; daemon == nil || !slices.Equal(daemon.MemoryMiB, []int64{want}) {
 			t.Errorf("claim %s: the record has %+v, want %d MiB", claim, daemon, want)
 		}
+	}
+}
+
+// lateNodes is a driver whose device nodes are made when somebody asks what containers need.
+type lateNodes struct {
+	cdi.Backend
+	fails error
+	made  bool
+}
+
+func (n *lateNodes) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
+	if n.fails != nil {
+		return nil, n.fails
+	}
+	n.made = true
+	return n.Backend.CommonEdits(ctx)
+}
+
+// lookingDaemons look at their starts whether the nodes are there.
+type lookingDaemons struct {
+	sharing.Daemons
+	nodes *lateNodes
+	seen  []bool
+}
+
+func (d *lookingDaemons) Start(ctx context.Context, daemon sharing.Daemon) error {
+	d.seen = append(d.seen, d.nodes.made)
+	return d.Daemons.Start(ctx, daemon)
+}
+
+// TestTheDriversNodesAreThereBeforeADaemon: it sees, and may open, those of its start alone, and nvidia-uvm is loaded for the first claim.
+func TestTheDriversNodesAreThereBeforeADaemon(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	nodes := &lateNodes{fails: errors.New("there is no /dev/nvidia-uvm")}
+	daemons := &lookingDaemons{Daemons: n.tools.Daemons, nodes: nodes}
+	n.tools.Daemons = daemons
+	n.backend = func(b cdi.Backend) cdi.Backend {
+		nodes.Backend = b
+		return nodes
+	}
+	m := n.manager()
+	train := withConfig(claim("train", "gpu="+gpu0), driverName, underMPS)
+	if err := m.PrepareAll(n.ctx, []*resourceapi.ResourceClaim{train})[train.UID].Err; err == nil || len(daemons.seen) > 0 {
+		t.Errorf("without them: %v; started %d", err, len(daemons.seen))
+	}
+	nodes.fails = nil
+	n.prepared(m, train)
+	if !slices.Equal(daemons.seen, []bool{true}) {
+		t.Errorf("the nodes were there at the starts %v", daemons.seen)
 	}
 }

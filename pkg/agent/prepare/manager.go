@@ -147,12 +147,17 @@ func New(opts Options) *Manager {
 		ledger: m.ledger, bootID: func() (string, error) { return opts.Hardware.BootID() },
 		node: opts.Pool, acrossNamespaces: opts.Sharing.AcrossNamespaces,
 	}
+	backend := patient{opts.Backend, opts.GPUTimeout}
+	nodes := func(ctx context.Context) error {
+		_, err := backend.CommonEdits(ctx)
+		return err
+	}
 	e := steps.Effects{
 		GPUs:       gpus,
 		PCI:        steps.PCI{Binder: opts.PCI, Users: opts.Users, Timeout: opts.GPUTimeout},
 		TimeSlices: steps.TimeSlices{GPUs: gpus, Tool: opts.Tools.TimeSlicer},
 		Keeper:     steps.Keeper{Tool: opts.Tools.Persistenced, Timeout: opts.GPUTimeout},
-		Daemons:    steps.Daemons{Tool: opts.Tools.Daemons, Timeout: opts.GPUTimeout},
+		Daemons:    steps.Daemons{Tool: opts.Tools.Daemons, Timeout: opts.GPUTimeout, Nodes: nodes},
 		Files:      filesOf(opts.FS, opts.StateDir, cdi.NewStore(opts.FS, opts.CDIDir, opts.HostRoot)),
 		Ender:      steps.Ender{Tool: opts.Tools.Processes, Policy: opts.Leftovers, Timeout: opts.EndTimeout},
 		Kept:       m.holders.kept,
@@ -167,7 +172,7 @@ func New(opts Options) *Manager {
 		processes: opts.Tools.Processes, holders: m.holders, quarantines: m.quarantines,
 	}
 	m.describer = &describer{
-		driver: opts.Driver, backend: patient{opts.Backend, opts.GPUTimeout}, pci: e.PCI, daemons: opts.Tools.Daemons, files: e.Files,
+		driver: opts.Driver, backend: backend, pci: e.PCI, daemons: opts.Tools.Daemons, files: e.Files,
 	}
 	m.undoer = &undoer{
 		steps: m.steps, ledger: m.ledger, quarantines: m.quarantines, locks: m.locks, clock: opts.Clock, timeout: opts.UndoTimeout,

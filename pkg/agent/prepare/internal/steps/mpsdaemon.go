@@ -19,6 +19,9 @@ type Daemons struct {
 	Tool sharing.Daemons
 	// Timeout is for all that is done at once.
 	Timeout time.Duration
+	// Nodes makes sure that the driver's device nodes are there which whatever uses CUDA opens. A daemon sees, and may open, those of its
+	// start alone.
+	Nodes func(context.Context) error
 }
 
 // Check finds out whether such a daemon could be started.
@@ -32,6 +35,9 @@ func (d Daemons) do(ctx context.Context, _ *Claim, step ledger.Step) error { ret
 
 // Start starts a daemon that does not run, as the step says.
 func (d Daemons) Start(ctx context.Context, step ledger.Step) error {
+	if err := d.Nodes(ctx); err != nil {
+		return fmt.Errorf("the driver's device nodes: %w", err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 	return d.Tool.Start(ctx, daemonOf(step))
