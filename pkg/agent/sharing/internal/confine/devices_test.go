@@ -83,3 +83,64 @@ for node in console null zero loop; do if (exec 3< DIR/late/$node); then echo op
 		}
 	}
 }
+
+// answerOf does what the kernel does with a program about a device: its context has the access above the kind, and the numbers.
+func answerOf(t *testing.T, program []instruction, context [3]int32) (answer int32) {
+	t.Helper()
+	var registers [11]int32
+	for at := 0; at < len(program); at++ {
+		i := program[at]
+		to := i.registers & 0xf
+		switch i.code {
+		case unix.BPF_LDX | unix.BPF_W | unix.BPF_MEM:
+			registers[to] = context[i.skip/4]
+		case unix.BPF_ALU | unix.BPF_AND | unix.BPF_K:
+			registers[to] &= i.value
+		case unix.BPF_ALU64 | unix.BPF_MOV | unix.BPF_K:
+			registers[to] = i.value
+		case unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_JMP | unix.BPF_JNE | unix.BPF_K:
+			if isEqual := registers[to] == i.value; isEqual == (i.code&0xf0 == unix.BPF_JEQ) {
+				at += int(i.skip)
+			}
+		case unix.BPF_JMP | unix.BPF_EXIT:
+			return registers[0]
+		default:
+			t.Fatalf("instruction %d: %+v", at, i)
+		}
+	}
+	t.Fatal("the program has no end")
+	return 0
+}
+
+// TestWhichDevicesMayBeOpened: numbers of block devices are others than those of character devices, and minor numbers are a major's.
+func TestWhichDevicesMayBeOpened(t *testing.T) {
+	const block, character = unix.BPF_DEVCG_DEV_BLOCK, unix.BPF_DEVCG_DEV_CHAR
+	program := deviceProgram([]uint32{195, 508})
+	for _, tc := range []struct {
+		name               string
+		kind, major, minor int32
+		want               int32
+	}{
+		{"null", character, 1, 3, 1},
+		{"zero", character, 1, 5, 1},
+		{"full", character, 1, 7, 1},
+		{"random", character, 1, 8, 1},
+		{"urandom", character, 1, 9, 1},
+		{"a GPU", character, 195, 0, 1},
+		{"nvidiactl", character, 195, 255, 1},
+		{"nvidia-uvm-tools", character, 508, 1, 1},
+		{"mem", character, 1, 1, 0},
+		{"kmsg", character, 1, 11, 0},
+		{"a console, whose minor is that of null", character, 4, 3, 0},
+		{"a disk by its SCSI commands, likewise", character, 21, 3, 0},
+		{"a disk in memory, whose numbers are those of null", block, 1, 3, 0},
+		{"a disk whose major is the driver's", block, 508, 1, 0},
+		{"a disk", block, 8, 0, 0},
+	} {
+		for access := int32(1); access < 8; access++ {
+			if got := answerOf(t, program, [3]int32{access<<16 | tc.kind, tc.major, tc.minor}); got != tc.want {
+				t.Errorf("%s, access %d: %d, want %d", tc.name, access, got, tc.want)
+			}
+		}
+	}
+}
