@@ -4,6 +4,7 @@
 package driver
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -60,10 +62,15 @@ func TestMemoryThatIsLeftOnAGPUIsTold(t *testing.T) {
 		uses    func(*rig, *Agent)
 		told    bool
 	}{
-		"more than the driver keeps":           {"t4", leak(257), true},
-		"as much as it may keep":               {"t4", leak(256), false},
-		"where it keeps more for itself":       {"hgx-b200", leak(257), true},
-		"a claim has the GPU":                  {"t4", held, false},
+		"more than the driver keeps":     {"t4", leak(257), true},
+		"as much as it may keep":         {"t4", leak(256), false},
+		"where it keeps more for itself": {"hgx-b200", leak(257), true},
+		"a claim has the GPU":            {"t4", held, false},
+		"it is in quarantine": {"t4", func(r *rig, agent *Agent) {
+			leak(600)(r, agent)
+			file := agent.opts.Hardware.Node().GPUs[0].Name + "_was-uid" + prepare.QuarantineSuffix
+			writeFile(r.t, filepath.Join(prepare.QuarantineDir(r.state), file), "{")
+		}, false},
 		"memory that the system may have used": {"gb200", leak(6000), false},
 		"a process has it": {"t4", func(r *rig, _ *Agent) {
 			process := nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "nv-hostengine", MemoryMiB: 600}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
 
@@ -285,6 +286,68 @@ func TestAGPUIsMovedWhileTheAgentRuns(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAClaimOfAMomentAgo: a GPU that a claim has got since the ledger was read last is in the slices when the Node is read, before the ledger
+// is read again. One that nobody has is there until then, too.
+func TestAClaimOfAMomentAgo(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	m := newMover(ctx, t)
+	defer func() { m.stop() }()
+	if err := m.prepare("train", t4First); err != nil {
+		t.Fatal(err)
+	}
+	m.annotate(t4First + "=device-plugin," + t4Second + "=device-plugin")
+	wanted := func(gpu string) bool {
+		return slices.ContainsFunc(m.agent.publisher.wanted().Pools["node-1"].Slices, func(s resourceslice.Slice) bool {
+			return slices.ContainsFunc(s.Devices, func(d resourceapi.Device) bool { return d.Name == gpu })
+		})
+	}
+	if !wanted(t4First) {
+		t.Error("the claim's GPU leaves the slices")
+	}
+	m.agent.plugins.HeldChanged()
+	if !wanted(t4First) || wanted(t4Second) {
+		t.Errorf("wanted in the slices: the claim's GPU %t, the other one %t; want true, false", wanted(t4First), wanted(t4Second))
+	}
+}
+
+// TestAClaimThatComesAtTheLastMoment: its GPU has left the slices when it is recorded, and comes back to them. When it ends the slices are
+// looked at again before the kubelet gets the GPU.
+func TestAClaimThatComesAtTheLastMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		m := newMover(ctx, t)
+		defer func() { m.stop() }()
+		m.annotate(t4First + "=device-plugin")
+		m.step()
+		if m.inSlices(t4First) || !m.offered(t4First) {
+			t.Fatalf("moved: in a slice %t, offered %t", m.inSlices(t4First), m.offered(t4First))
+		}
+		entry := &ledger.Entry{
+			Claim: ledger.Claim{UID: "late-uid", Namespace: "default", Name: "late"}, State: ledger.PrepareCompleted,
+			Devices: []ledger.Device{{Pool: "node-1", Device: t4First, GPU: t4First}},
+		}
+		if err := m.agent.reporter.ledger.Put(entry); err != nil {
+			t.Fatal(err)
+		}
+		m.step()
+		if !m.inSlices(t4First) || m.offered(t4First) {
+			t.Errorf("a claim has it: in a slice %t, offered %t", m.inSlices(t4First), m.offered(t4First))
+		}
+		m.onlyForItsClaim(t4First)
+		if err := m.agent.reporter.ledger.Remove("late-uid"); err != nil {
+			t.Fatal(err)
+		}
+		m.agent.plugins.Step(ctx) // the API server has the slices of before
+		if m.offered(t4First) {
+			t.Error("the claim has ended: it is in a slice, and offered to the kubelet")
+		}
+		m.step()
+		if m.inSlices(t4First) || !m.offered(t4First) {
+			t.Errorf("in the end: in a slice %t, offered %t", m.inSlices(t4First), m.offered(t4First))
+		}
+	})
 }
 
 // TestAnAnnotationThatIsNotValidChangesNothing, and is told by its name, once.
