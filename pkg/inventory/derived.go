@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"k8s.io/dynamic-resource-allocation/cel"
+
+	"stowage.dev/stowage/pkg/inventory/boundedcel"
 )
 
 // Derivation is one compiled CEL expression by which a request derives an attribute from a device (KEP-6080), with its
@@ -17,7 +19,7 @@ import (
 type Derivation struct {
 	text    string
 	slot    int
-	program cel.CompilationResult
+	program boundedcel.Compiled
 	values  Features
 }
 
@@ -34,11 +36,11 @@ type derivedResult struct {
 // [*CompileError], or that ctx ended before.
 func (v *View) Derivation(ctx context.Context, namespace, expression string) (*Derivation, error) {
 	return v.caches.derivations.get(ctx, namespace, expression, func() (made[*Derivation], error) {
-		program, bytes, err := v.caches.features.compileCEL(expression, true)
+		program, err := v.caches.features.compileCEL(expression, true)
 		if err != nil {
 			return made[*Derivation]{}, err
 		}
-		return made[*Derivation]{bytes: bytes, in: func(slot int) *Derivation {
+		return made[*Derivation]{bytes: program.Bytes, in: func(slot int) *Derivation {
 			return &Derivation{text: expression, slot: slot, program: program, values: v.caches.features}
 		}}, nil
 	})
@@ -68,7 +70,7 @@ func (d *Derivation) on(ctx context.Context, s *Slice) (*derivedResult, error) {
 		if err := endOf(ctx); err != nil {
 			return interrupted(err)
 		}
-		attribute, _, err := d.program.EvaluateDerivedAttribute(ctx, s.input(i))
+		attribute, _, err := d.program.EvaluateDerivedAttribute(ctx, d.program.Reads.Of(s.input(i)))
 		if err := endOf(ctx); err != nil {
 			return interrupted(err) // A result outlives the caller's deadline, so it must not depend on it.
 		}

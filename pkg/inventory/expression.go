@@ -21,9 +21,7 @@ import (
 type expression struct {
 	text    string
 	slot    int
-	program cel.CompilationResult
-	// bytes is about how much memory it takes without the results.
-	bytes int64
+	program boundedcel.Compiled
 	// id is a number below 1<<idBits that no other expression of the process has; 0 if none is left.
 	id uint32
 	// results are those on slices of equal nodes.
@@ -78,27 +76,27 @@ func (e *CompileError) Error() string { return fmt.Sprintf("CEL compile error: %
 func (e *CompileError) Unwrap() error { return e.Err }
 
 // compileCEL compiles an expression, of a derived attribute or of a selector. The error is a [*CompileError].
-func (f Features) compileCEL(text string, derived bool) (cel.CompilationResult, int64, error) {
+func (f Features) compileCEL(text string, derived bool) (boundedcel.Compiled, error) {
 	features := cel.Features{EnableConsumableCapacity: f.ConsumableCapacity, EnableListTypeAttributes: f.ListTypeAttributes}
-	compiled, bytes, err := boundedcel.Compile(features, text, derived)
+	compiled, err := boundedcel.Compile(features, text, derived)
 	if err != nil {
-		return compiled, 0, &CompileError{Expression: text, Err: err}
+		return compiled, &CompileError{Expression: text, Err: err}
 	}
-	return compiled, bytes, nil
+	return compiled, nil
 }
 
 // compile returns the expression for text from the bounded table.
 func (c *caches) compile(ctx context.Context, owner, text string) (*expression, error) {
 	return c.expressions.get(ctx, owner, text, func() (made[*expression], error) {
-		program, bytes, err := c.features.compileCEL(text, false)
+		program, err := c.features.compileCEL(text, false)
 		if err != nil {
 			return made[*expression]{}, err
 		}
-		e := &expression{text: text, program: program, bytes: bytes}
+		e := &expression{text: text, program: program}
 		if id := expressionIDs.Add(1); id < 1<<idBits {
 			e.id = uint32(id)
 		}
-		return made[*expression]{bytes: bytes, in: func(slot int) *expression {
+		return made[*expression]{bytes: program.Bytes, in: func(slot int) *expression {
 			e.slot = slot
 			return e
 		}}, nil
@@ -156,11 +154,20 @@ func (e *expression) evaluate(ctx context.Context, s *Slice) (*exprResult, error
 	if kept := s.results.get(e.slot); kept != nil && kept.expr == e {
 		r.match, r.failed, r.errors, r.devices = kept.match.Clone(), kept.failed.Clone(), slices.Clone(kept.errors), kept.devices
 	}
+	var (
+		last    *cel.Device // as far as the expression asks for it
+		matches bool
+		err     error
+	)
 	for ; r.devices < n; r.devices++ {
 		if err := endOf(ctx); err != nil {
 			return r, err
 		}
-		matches, _, err := e.program.DeviceMatches(ctx, s.input(r.devices))
+		// Most devices of a slice are the same to an expression, and then they get one answer.
+		if device := e.program.Reads.Of(s.input(r.devices)); last == nil || !boundedcel.Same(*last, device) {
+			matches, _, err = e.program.DeviceMatches(ctx, device)
+			last = &device
+		}
 		if err := endOf(ctx); err != nil {
 			return r, err // A result outlives the caller's deadline, so it must not depend on it.
 		}

@@ -98,7 +98,7 @@ func (v *View) Matcher(ctx context.Context, spec MatcherSpec) (*Matcher, error) 
 				return made[*Matcher]{}, err
 			}
 			m.expressions = append(m.expressions, expr)
-			bytes += expr.bytes // which it keeps
+			bytes += expr.program.Bytes // which it keeps
 		}
 		return made[*Matcher]{bytes: bytes, in: func(slot int) *Matcher {
 			m.slot = slot

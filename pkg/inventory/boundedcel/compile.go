@@ -29,38 +29,48 @@ import (
 // Regular expressions are bounded as well (regex.go), and what calls them is asked in each step of a loop whether its time is over. An
 // expression that makes values too large is refused before (complexity.go).
 //
-// The cost was limited when the expression was admitted; the limit at run time still holds. bytes is about how much memory the program
-// takes.
-func Compile(features cel.Features, text string, derived bool) (compiled cel.CompilationResult, bytes int64, err error) {
+// The cost was limited when the expression was admitted; the limit at run time still holds.
+func Compile(features cel.Features, text string, derived bool) (compiled Compiled, err error) {
 	compiler := cel.GetCompiler(features) // upstream keeps one for the features used last
-	// The environment is that of any expression.
-	instructions, err := checkComplexity(compiler.CompileCELExpression("true", cel.Options{DisableCostEstimation: true}).Environment, text)
-	if err != nil {
-		return compiled, 0, err
+	compiled.Bytes = baseBytes + bytesPerByte*int64(len(text))
+	// The environment is that of any expression. One that is none is compiled, too, which says so in upstream's words.
+	parsed, issues := compiler.CompileCELExpression("true", cel.Options{DisableCostEstimation: true}).Environment.Parse(text)
+	if issues.Err() == nil {
+		instructions, err := checkComplexity(parsed.NativeRep().Expr())
+		if err != nil {
+			return compiled, err
+		}
+		compiled.Bytes += bytesPerInstruction * int64(instructions)
+		compiled.Reads = readsOf(parsed.NativeRep().Expr())
 	}
-	bytes = baseBytes + bytesPerByte*int64(len(text)) + bytesPerInstruction*int64(instructions)
-	compiled = compiler.CompileCELExpression(text, cel.Options{DisableCostEstimation: true, DerivedAttribute: derived})
+	compiled.CompilationResult = compiler.CompileCELExpression(text, cel.Options{DisableCostEstimation: true, DerivedAttribute: derived})
 	if compiled.Error != nil {
-		return compiled, 0, compiled.Error
+		return compiled, compiled.Error
 	}
 	calls := func(function string) bool { return strings.Contains(text, function) }
 	if !calls("uantity") && !slices.ContainsFunc(regexFunctions, calls) {
-		return compiled, bytes, nil
+		return compiled, nil
 	}
 	env, err := boundedQuantities.of(compiled.Environment)
 	if err != nil {
-		return compiled, 0, err
+		return compiled, err
 	}
 	ast, issues := env.Compile(text)
 	if issues != nil {
-		return compiled, 0, issues.Err()
+		return compiled, issues.Err()
 	}
 	compiled.Program, err = env.Program(ast, celgo.CostLimit(resourceapi.CELSelectorExpressionMaxCost), celgo.InterruptCheckFrequency(1),
 		regexConstants(), celgo.CustomDecoratorV2(boundRegexes))
-	if err != nil {
-		return compiled, 0, err
-	}
-	return compiled, bytes, nil
+	return compiled, err
+}
+
+// Compiled is a compiled expression.
+type Compiled struct {
+	cel.CompilationResult
+	// Bytes is about how much memory it takes.
+	Bytes int64
+	// Reads is what it asks a device for.
+	Reads Reads
 }
 
 // What a compiled expression takes of memory, as measured: by itself, for each byte of its text, and for each instruction of its patterns.

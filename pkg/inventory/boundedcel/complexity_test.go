@@ -77,7 +77,7 @@ func TestExpressionsThatCELDoesNotBound(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			upstreams(t, test.text)
-			compiled, _, err := Compile(cel.Features{}, test.text, false)
+			compiled, err := Compile(cel.Features{}, test.text, false)
 			if refused := err != nil; refused != test.refused {
 				t.Fatalf("refused: %t, want %t: %v", refused, test.refused, err)
 			}
@@ -101,7 +101,7 @@ func TestRegularExpressionsSayWhatUpstreamsSay(t *testing.T) {
 		`dyn(1).matches("1")`, `device.driver.matches("` + strings.Repeat("a|", 2000) + `gpu")`,
 	} {
 		want, _, wantErr := ptr.To(upstreams(t, text)).DeviceMatches(context.Background(), cel.Device{Driver: driver})
-		compiled, _, err := Compile(cel.Features{}, text, false)
+		compiled, err := Compile(cel.Features{}, text, false)
 		if err != nil {
 			t.Fatal(text, err)
 		}
@@ -119,7 +119,7 @@ func TestRegularExpressionsSayWhatUpstreamsSay(t *testing.T) {
 func TestALoopOverRegularExpressionsIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	compiled, _, err := Compile(cel.Features{}, `[1, 2, 3].all(i, device.driver.matches("^" + string(i)) || true)`, false)
+	compiled, err := Compile(cel.Features{}, `[1, 2, 3].all(i, device.driver.matches("^" + string(i)) || true)`, false)
 	if err != nil {
 		t.Fatal(err)
 	}
