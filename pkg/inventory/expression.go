@@ -155,7 +155,7 @@ func (e *expression) evaluate(ctx context.Context, s *Slice) (*exprResult, error
 		r.match, r.failed, r.errors, r.devices = kept.match.Clone(), kept.failed.Clone(), slices.Clone(kept.errors), kept.devices
 	}
 	var (
-		last    *cel.Device // as far as the expression asks for it
+		last    cel.Device // none has no driver
 		matches bool
 		err     error
 	)
@@ -164,9 +164,9 @@ func (e *expression) evaluate(ctx context.Context, s *Slice) (*exprResult, error
 			return r, err
 		}
 		// Most devices of a slice are the same to an expression, and then they get one answer.
-		if device := e.program.Reads.Of(s.input(r.devices)); last == nil || !boundedcel.Same(*last, device) {
-			matches, _, err = e.program.DeviceMatches(ctx, device)
-			last = &device
+		if device := s.input(r.devices); last.Driver == "" || !e.program.Reads.Same(last, device) {
+			matches, _, err = e.program.DeviceMatches(ctx, e.program.Reads.Of(device))
+			last = device
 		}
 		if err := endOf(ctx); err != nil {
 			return r, err // A result outlives the caller's deadline, so it must not depend on it.

@@ -4,7 +4,6 @@
 package boundedcel
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
@@ -23,40 +22,85 @@ type Reads struct {
 	attributes, capacity names
 }
 
-// names are those of attributes or capacities: domain and identifier.
-type names map[[2]string]bool
+// names are those of attributes or capacities: domain and identifier. There are few, and they are gone through.
+type names [][2]string
 
 func (n names) has(name resourceapi.QualifiedName, driver string) bool {
 	domain, id, qualified := strings.Cut(string(name), "/")
 	if !qualified {
 		domain, id = driver, string(name)
 	}
-	return n[[2]string{domain, id}]
+	return slices.Contains(n, [2]string{domain, id})
+}
+
+func (n *names) add(name [2]string) {
+	if !slices.Contains(*n, name) {
+		*n = append(*n, name)
+	}
 }
 
 // Of returns the device as far as the expression asks for it. It is an error upstream that some attribute has no valid value, also if
 // nobody asks for it; what may be such a one stays.
 func (r *Reads) Of(device cel.Device) cel.Device {
-	if r.everything {
-		return device
+	if !r.everything {
+		device.Attributes = only(device.Attributes, func(name resourceapi.QualifiedName, value *resourceapi.DeviceAttribute) bool {
+			return r.attribute(name, value, device.Driver)
+		})
+		device.Capacity = only(device.Capacity, func(name resourceapi.QualifiedName, _ *resourceapi.DeviceCapacity) bool {
+			return r.capacity.has(name, device.Driver)
+		})
 	}
-	attributes := make(map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, len(r.attributes))
-	for name, value := range device.Attributes {
-		if mayBeInvalid(&value) || r.attributes.has(name, device.Driver) {
-			attributes[name] = value
-		}
-	}
-	var capacity map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
-	for name, value := range device.Capacity {
-		if r.capacity.has(name, device.Driver) {
-			if capacity == nil {
-				capacity = make(map[resourceapi.QualifiedName]resourceapi.DeviceCapacity, len(r.capacity))
-			}
-			capacity[name] = value
-		}
-	}
-	device.Attributes, device.Capacity = attributes, capacity
 	return device
+}
+
+// Same reports whether the expression gives one answer for a and b. Amounts that are written differently are not the same: CEL's isInteger()
+// tells 1 from 1000m.
+func (r *Reads) Same(a, b cel.Device) bool {
+	return a.Driver == b.Driver && ptr.Equal(a.AllowMultipleAllocations, b.AllowMultipleAllocations) &&
+		same(a.Attributes, b.Attributes, func(name resourceapi.QualifiedName, value *resourceapi.DeviceAttribute) bool {
+			return r.everything || r.attribute(name, value, a.Driver)
+		}, sameAttribute) &&
+		same(a.Capacity, b.Capacity, func(name resourceapi.QualifiedName, _ *resourceapi.DeviceCapacity) bool {
+			return r.everything || r.capacity.has(name, a.Driver)
+		}, func(a, b *resourceapi.DeviceCapacity) bool { return a.Value == b.Value })
+}
+
+func (r *Reads) attribute(name resourceapi.QualifiedName, value *resourceapi.DeviceAttribute, driver string) bool {
+	return mayBeInvalid(value) || r.attributes.has(name, driver)
+}
+
+func only[V any](all map[resourceapi.QualifiedName]V, read func(resourceapi.QualifiedName, *V) bool) map[resourceapi.QualifiedName]V {
+	var some map[resourceapi.QualifiedName]V
+	for name, value := range all {
+		if read(name, &value) {
+			if some == nil {
+				some = map[resourceapi.QualifiedName]V{}
+			}
+			some[name] = value
+		}
+	}
+	return some
+}
+
+// same compares what is read.
+func same[V any](a, b map[resourceapi.QualifiedName]V, read func(resourceapi.QualifiedName, *V) bool, equal func(a, b *V) bool) bool {
+	more := 0 // of a than of b
+	for name, value := range a {
+		if !read(name, &value) {
+			continue
+		}
+		other, found := b[name]
+		if !found || !equal(&value, &other) {
+			return false
+		}
+		more++
+	}
+	for name, value := range b {
+		if read(name, &value) {
+			more--
+		}
+	}
+	return more == 0
 }
 
 // mayBeInvalid is whether upstream looks at more than which kind of value it is.
@@ -64,15 +108,7 @@ func mayBeInvalid(a *resourceapi.DeviceAttribute) bool {
 	return a.IntValues == nil && a.BoolValues == nil && a.StringValues == nil && a.IntValue == nil && a.BoolValue == nil && a.StringValue == nil
 }
 
-// Same is whether an expression that reads all of a and b gives one answer for both. Amounts that are written differently are not the same:
-// CEL's isInteger() tells 1 from 1000m.
-func Same(a, b cel.Device) bool {
-	return a.Driver == b.Driver && ptr.Equal(a.AllowMultipleAllocations, b.AllowMultipleAllocations) &&
-		maps.EqualFunc(a.Attributes, b.Attributes, sameAttribute) &&
-		maps.EqualFunc(a.Capacity, b.Capacity, func(a, b resourceapi.DeviceCapacity) bool { return a.Value == b.Value })
-}
-
-func sameAttribute(a, b resourceapi.DeviceAttribute) bool {
+func sameAttribute(a, b *resourceapi.DeviceAttribute) bool {
 	return ptr.Equal(a.StringValue, b.StringValue) && ptr.Equal(a.IntValue, b.IntValue) && ptr.Equal(a.BoolValue, b.BoolValue) &&
 		ptr.Equal(a.VersionValue, b.VersionValue) && sameList(a.StringValues, b.StringValues) && sameList(a.IntValues, b.IntValues) &&
 		sameList(a.BoolValues, b.BoolValues) && sameList(a.VersionValues, b.VersionValues)
@@ -83,7 +119,7 @@ func sameList[T comparable](a, b []T) bool { return (a == nil) == (b == nil) && 
 
 // readsOf finds what is read in an expression whose macros are expanded.
 func readsOf(e ast.Expr) Reads {
-	r := Reads{attributes: names{}, capacity: names{}}
+	var r Reads
 	r.look(e)
 	return r
 }
@@ -137,10 +173,10 @@ func (r *Reads) isRead(e ast.Expr) bool {
 		switch of, kind, ok := member(of); {
 		case !ok || !isDevice(of):
 		case kind == "attributes":
-			r.attributes[[2]string{domain, id}] = true
+			r.attributes.add([2]string{domain, id})
 			return true
 		case kind == "capacity":
-			r.capacity[[2]string{domain, id}] = true
+			r.capacity.add([2]string{domain, id})
 			return true
 		}
 	}
