@@ -5,7 +5,6 @@ package fence
 
 import (
 	"fmt"
-	"iter"
 	"slices"
 
 	"stowage.dev/stowage/pkg/inventory"
@@ -48,9 +47,7 @@ func (b *bench) checkPool(id usage.PoolID) tracker.Verdict {
 	pool := b.poolOf(id)
 	ours, unknown := b.wantedOf(id)
 	t := b.newTab(pool, ours)
-	for name, claim := range b.takers(id, t) {
-		t.take(pool.Devices(name), claim)
-	}
+	b.takeOthers(id, t)
 	for _, device := range ours {
 		devices := b.devicesOf(device)
 		if lacking, other := t.lacks(devices); lacking != "" {
@@ -67,21 +64,14 @@ func (b *bench) checkPool(id usage.PoolID) tracker.Verdict {
 	return fits
 }
 
-// takers yields the devices, by name, that others hold of those that take of the
-// tab's counters, each with a claim that holds it. Devices of the claim are not
-// among them.
-func (b *bench) takers(id usage.PoolID, t *tab) iter.Seq2[string, usage.ClaimRef] {
-	return func(yield func(string, usage.ClaimRef) bool) {
-		in := b.Usage.Pool(id)
-		for _, name := range t.consumers() {
-			device := usage.DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}
-			held := in.Device(name)
-			if held == nil || b.isWanted(device) {
-				continue
-			}
-			if holds := b.before(device, held); len(holds) > 0 && !yield(name, holds[0].Claim) {
-				return
-			}
+// takeOthers enters the devices that others hold of those that take of the tab's
+// counters. Devices of the claim are not among them.
+func (b *bench) takeOthers(id usage.PoolID, t *tab) {
+	in := b.Usage.Pool(id)
+	for _, name := range t.consumers() {
+		device := usage.DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}
+		if holds := b.before(device, in.Device(name)); len(holds) > 0 && !b.isWanted(device) {
+			t.take(t.pool.Devices(name), holds[0].Claim)
 		}
 	}
 }

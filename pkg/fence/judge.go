@@ -34,7 +34,7 @@ import (
 type Judge struct {
 	devices   func() *inventory.View
 	strangers strangers
-	// looks counts held devices that were looked at.
+	// looks counts what was looked at of all that is held.
 	looks int
 }
 
@@ -130,9 +130,9 @@ var fits = tracker.Verdict{Outcome: tracker.Fits}
 
 // before returns the holds on a device that count as earlier.
 func (b *bench) before(id usage.DeviceID, device *usage.Device) []usage.Holder {
-	b.by.looks++
 	var found []usage.Holder
 	for _, holder := range device.Holders() {
+		b.by.looks++
 		switch b.Precedence(id, holder) {
 		case tracker.Earlier:
 			found = append(found, holder)
@@ -271,13 +271,9 @@ func (b *bench) devicesOf(id usage.DeviceID) []inventory.Offer {
 	return all
 }
 
-// offersOf are those that are for the node, or for more than one if it is empty: all of them, most of the time.
+// offersOf are those that are for the node, or for more than one if it is empty.
 func offersOf(node string, all []inventory.Offer) []inventory.Offer {
-	others := func(o inventory.Offer) bool { return o.Node() != node }
-	if !slices.ContainsFunc(all, others) {
-		return all
-	}
-	return slices.DeleteFunc(slices.Clone(all), others)
+	return slices.DeleteFunc(slices.Clone(all), func(o inventory.Offer) bool { return o.Node() != node })
 }
 
 // nodeOf is the node for which an allocation is by its name, empty if there is none: it is for that node if a device is.

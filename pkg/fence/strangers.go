@@ -70,7 +70,7 @@ func (s *strangers) put(id usage.PoolID, known *strangersOf, view *inventory.Vie
 				pools[id] = known
 			}
 		}
-		s.pools, s.sweep = pools, 2*len(pools)+1
+		s.pools, s.sweep = pools, 2*len(pools)
 	}
 	s.pools[id] = known
 }

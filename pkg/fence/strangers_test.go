@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 
@@ -22,6 +23,9 @@ func TestJudgingLooksOnlyAtWhatTheClaimTouches(t *testing.T) {
 	looks := map[int]int{}
 	for _, held := range []int{50, 500} { // GPUs with 8 partitions each
 		store, claims := rack(t, held)
+		for _, beside := range []string{"gpu-free-0", "gpu-free-1"} {
+			claims = append(claims, claim("held-"+beside, len(claims)+1, results{}.device("rack", beside)))
+		}
 		judge := NewJudge(store.View)
 		pair := eventsOn(t, tracker.New(klog.Logger{}, tracker.WithJudge(judge)), claims)
 		pair() // looks at all of the pool, once
@@ -119,25 +123,76 @@ func TestWhatAJudgeRemembersMakesNoDifference(t *testing.T) {
 	}
 }
 
-// A judge does not remember pools that have gone.
-func TestAJudgeForgetsPoolsThatHaveGone(t *testing.T) {
+// A judge remembers the pools that are there, and not those that have gone.
+func TestAJudgeRemembersThePoolsThatAreThere(t *testing.T) {
 	store := inventoryOf()
 	judge := NewJudge(store.View)
 	tr := tracker.New(klog.Logger{}, tracker.WithJudge(judge))
 	if err := tr.Store().Replace(nil, "1"); err != nil {
 		t.Fatal(err)
 	}
+	revision := 1
 	var none results
+	use := func(pool string) {
+		revision++
+		if err := tr.Store().Update(claim("c-"+pool, revision, none.device(pool, "gpu-0"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const stay = 10
 	for i := range 100 {
 		pool := fmt.Sprint("pool-", i)
 		s := slice(pool, whole("gpu-0"))
 		store.SetSlice(s)
-		if err := tr.Store().Update(claim("c", i+2, none.device(pool, "gpu-0"))); err != nil {
+		use(pool)
+		if i >= stay {
+			store.DeleteSlice(s.Name)
+		}
+	}
+	remembered := judge.strangers.pools
+	for i := range stay {
+		if id := (usage.PoolID{Driver: driver, Pool: fmt.Sprint("pool-", i)}); remembered[id] == nil {
+			t.Errorf("pool %s is not remembered", id)
+		}
+	}
+	if n := len(remembered); n > 2*stay+1 {
+		t.Errorf("%d pools are remembered, of which %d are there", n, stay)
+	}
+}
+
+// A judge remembers an unknown device once, and only as long as it is held.
+func TestAJudgeRemembersADeviceAsLongAsItIsHeld(t *testing.T) {
+	judge := NewJudge(inventoryOf(slice("a", whole("gpu-0"), whole("gpu-1"))).View)
+	tr := tracker.New(klog.Logger{}, tracker.WithJudge(judge))
+	if err := tr.Store().Replace(nil, "1"); err != nil {
+		t.Fatal(err)
+	}
+	revision := 1
+	var none results
+	now := func(name string, allocation results) {
+		revision++
+		if err := tr.Store().Update(claim(name, revision, allocation)); err != nil {
 			t.Fatal(err)
 		}
-		store.DeleteSlice(s.Name)
 	}
-	if n := len(judge.strangers.pools); n == 0 || n > 3 {
-		t.Errorf("%d pools are remembered", n)
+	remembered := func(want ...string) {
+		t.Helper()
+		now("judged", none.device("a", "gpu-0"))
+		now("judged", nil)
+		got := judge.strangers.pools[usage.PoolID{Driver: driver, Pool: "a"}].names
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("unknown devices (-want +got):\n%s", diff)
+		}
 	}
+	remembered()
+	for range 3 { // the claims change in other things
+		now("x", none.device("a", "new-1"))
+		now("y", none.device("a", "new-2"))
+	}
+	remembered("new-1", "new-2")
+	now("x", nil)
+	remembered("new-2")
+	now("x", none.device("a", "new-3"))
+	now("y", nil)
+	remembered("new-3")
 }
