@@ -4,17 +4,14 @@
 package fence
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -38,6 +35,19 @@ func TestJudge(t *testing.T) {
 	}
 	groups := withCounters("a", map[string]string{"memory": "80Gi"},
 		grouped("red-1", "red"), grouped("red-2", "red"), grouped("blue", "blue"), grouped("both", "blue", "red"), grouped("bare-1"), grouped("bare-2"), whole("plain"))
+	engines := func(name, memory, engines string, groups ...string) resourceapi.Device {
+		d := grouped(name, groups...)
+		d.ConsumesCounters[0].Counters = map[string]resourceapi.Counter{}
+		for counter, value := range map[string]string{"memory": memory, "engines": engines} {
+			if value != "" {
+				d.ConsumesCounters[0].Counters[counter] = resourceapi.Counter{Value: resource.MustParse(value)}
+			}
+		}
+		return d
+	}
+	two := withCounters("a", map[string]string{"memory": "80Gi", "engines": "8"},
+		engines("one", "20Gi", "2"), engines("two", "20Gi", "2"), engines("half", "40Gi", "4"), engines("more", "41Gi", "4"),
+		engines("memory", "1Gi", "", "red"), engines("engine", "", "1", "blue"))
 	ofGroups := "its compatibility groups in counter set gpu do not go with those of what is held"
 	incomplete := slice("a", whole("gpu-0"), whole("gpu-1"))
 	incomplete.Spec.Pool.ResourceSliceCount = 2
@@ -178,6 +188,11 @@ func TestJudge(t *testing.T) {
 			decidedOn: []holding{{"y", none.device("a", "new-2"), ""}},
 			wants:     none.device("a", "one"), want: verdict(tracker.Undecided, id("a", "one"), ref("x"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
 		},
+		"a partition of a pool in which one unknown device is new, and another one was held then": {
+			slices: mig, others: []holding{{"x", none.device("a", "new-1"), tracker.Earlier}, {"y", none.device("a", "new-2"), tracker.Earlier}},
+			decidedOn: []holding{{"x", none.device("a", "new-1"), ""}},
+			wants:     none.device("a", "one"), want: verdict(tracker.Undecided, id("a", "one"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
+		},
 		"a device without counters of a pool in which an unknown device is held": {
 			slices: mig, others: []holding{{"y", none.device("a", "new"), tracker.Earlier}},
 			wants: none.device("a", "plain"), want: verdict(tracker.Undecided, id("a", "plain"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
@@ -220,6 +235,10 @@ func TestJudge(t *testing.T) {
 			slices: append([]*resourceapi.ResourceSlice{slice("c", whole("all"))}, mig...), others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},
 			wants: none.device("a", "two").device("c", "all"), want: fits,
 		},
+		"an unknown device and a share of a device of which another claim has the other": {
+			slices: gpus, others: []holding{{"y", none.share("a", "big", "s1", "1Gi"), tracker.Earlier}},
+			wants: none.share("a", "big", "s2", "1Gi").device("a", "new"), want: fits,
+		},
 		"an unknown device of a pool in which nothing is held": {
 			slices: mig, wants: none.device("a", "new"), want: fits,
 		},
@@ -231,6 +250,18 @@ func TestJudge(t *testing.T) {
 			slices: []*resourceapi.ResourceSlice{incomplete}, others: []holding{{"y", none.device("a", "gpu-1"), tracker.Earlier}},
 			decidedOn: []holding{{"y", none.device("a", "gpu-1"), ""}},
 			wants:     none.device("a", "gpu-0"), want: fits,
+		},
+		"devices that take of two counters, each once": {
+			slices: two, others: []holding{{"x", none.device("a", "one"), tracker.Earlier}, {"y", none.device("a", "two"), tracker.Earlier}},
+			wants: none.device("a", "half"), want: fits,
+		},
+		"devices that take of two counters, of which one does not suffice": {
+			slices: two, others: []holding{{"x", none.device("a", "one"), tracker.Earlier}, {"y", none.device("a", "two"), tracker.Earlier}},
+			wants: none.device("a", "more"), want: verdict(tracker.Lost, id("a", "more"), ref("y"), "too little is left of counter memory of set gpu"),
+		},
+		"devices of different compatibility groups that take of different counters": {
+			slices: two, others: []holding{{"y", none.device("a", "memory"), tracker.Earlier}},
+			wants: none.device("a", "engine"), want: verdict(tracker.Lost, id("a", "engine"), ref("y"), ofGroups),
 		},
 		"devices of one compatibility group": {
 			slices: groups, others: []holding{{"y", none.device("a", "red-1"), tracker.Earlier}}, wants: none.device("a", "red-2").device("a", "both"), want: fits,
@@ -351,6 +382,7 @@ func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
 		ours      results
 		first     bool // ours came first
 		inUse     bool // a pod that has a node uses ours
+		known     bool // theirs was there when ours was decided
 		want      tracker.Outcome
 	}{
 		"another namespace's was earlier":          {namespace: "other", want: tracker.Lost},
@@ -359,6 +391,7 @@ func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
 		"the namespace's own":                      {namespace: "default", want: tracker.Fits},
 		"the node allows it":                       {slice: apart("gpu.nvidia.com", "something"), namespace: "other", want: tracker.Fits},
 		"a pod that has a node uses ours":          {namespace: "other", inUse: true, want: tracker.Fits},
+		"theirs was known, and ours is not in use": {namespace: "other", known: true, want: tracker.Lost},
 		"another one looks at it":                  {namespace: "other", theirs: own(none.admin("a", "gpu-0")), want: tracker.Fits},
 		"ours looks at it":                         {namespace: "other", ours: own(none.admin("a", "gpu-0")), want: tracker.Fits},
 		"the pool is not known":                    {slice: slice("b"), namespace: "other", want: tracker.Undecided},
@@ -378,157 +411,26 @@ func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
 			s.list(10)
 			theirs, ours := claim("theirs", 11, tc.theirs), claim("ours", 12, tc.ours)
 			theirs.Namespace = tc.namespace
+			var decidedOn usage.View
 			if tc.first {
 				theirs.ResourceVersion, ours.ResourceVersion = ours.ResourceVersion, theirs.ResourceVersion
 				s.watch(ours)
 				s.watch(theirs)
 			} else {
 				s.watch(theirs)
+				if tc.known {
+					decidedOn = s.tracker.Snapshot().Usage
+				}
 				s.watch(ours)
 			}
 			other := ""
 			if tc.want != tracker.Fits {
 				other = "theirs"
 			}
-			var decidedOn usage.View
 			if tc.inUse {
 				decidedOn = s.tracker.Snapshot().Usage
 			}
 			s.wantVerdict(t, ours, decidedOn, tc.want, other)
-		})
-	}
-}
-
-// TestANamesakeOfANodeMakesNoRoomForADeviceOfMany: a device for more than one node is shared, and a kubelet has one of its name.
-func TestANamesakeOfANodeMakesNoRoomForADeviceOfMany(t *testing.T) {
-	for _, first := range []string{"a", "z"} {
-		of := func(name, memory string) *resourceapi.ResourceSlice {
-			s := slice("gpus", shareable("gpu", memory))
-			s.Name, s.Spec.Pool.ResourceSliceCount = name, 2
-			return s
-		}
-		many, one := of("many", "15Gi"), of(first, "80Gi")
-		many.Spec.NodeName, many.Spec.AllNodes = nil, ptr.To(true)
-		one.Spec.NodeName = ptr.To("evil")
-		s := newScheduler(many, one)
-		s.list(10)
-		var none results
-		s.watch(claim("theirs", 11, none.share("gpus", "gpu", "s1", "10Gi")))
-		ours := claim("ours", 12, none.share("gpus", "gpu", "s2", "10Gi"))
-		s.watch(ours)
-		s.wantVerdict(t, ours, usage.View{}, tracker.Lost, "theirs")
-	}
-}
-
-// Two nodes of one pool call a device alike. What the one has that the claim does not get keeps nobody off the other, and makes no room there.
-func TestTheDeviceOfTheAllocationsNodeCounts(t *testing.T) {
-	of := func(node string, all ...*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
-		for _, s := range all {
-			s.Name, s.Spec.NodeName, s.Spec.Pool.ResourceSliceCount = node+"-"+s.Name, ptr.To(node), int64(len(all))
-		}
-		return all
-	}
-	type slicesOf func(node string) []*resourceapi.ResourceSlice
-	shares := func(memory string) slicesOf {
-		return func(node string) []*resourceapi.ResourceSlice {
-			return of(node, slice("gpus", shareable("gpu", memory)))
-		}
-	}
-	parts := func(memory string, groups ...string) slicesOf {
-		return func(node string) []*resourceapi.ResourceSlice {
-			devices := []resourceapi.Device{partition("one", "10Gi"), partition("two", "10Gi")}
-			for i, group := range groups {
-				devices[i].ConsumesCounters[0].CompatibilityGroups = []string{group}
-			}
-			return of(node, withCounters("gpus", map[string]string{"memory": memory}, devices...)...)
-		}
-	}
-	var none results
-	share := func(id string) results { return none.share("gpus", "gpu", id, "10Gi") }
-	one, two := none.device("gpus", "one"), none.device("gpus", "two")
-	tests := map[string]struct {
-		own, other   slicesOf
-		theirs, ours results
-		known        bool // the allocation's node
-		lost         bool
-	}{
-		"capacity":                              {own: shares("80Gi"), other: shares("1"), theirs: share("s1"), ours: share("s2"), known: true},
-		"capacity, and the node is not known":   {own: shares("80Gi"), other: shares("1"), theirs: share("s1"), ours: share("s2")},
-		"capacity, and the other node has more": {own: shares("15Gi"), other: shares("80Gi"), theirs: share("s1"), ours: share("s2"), known: true, lost: true},
-		"capacity that neither has":             {own: shares("15Gi"), other: shares("1"), theirs: share("s1"), ours: share("s2"), lost: true},
-		"counters":                              {own: parts("80Gi"), other: parts("1"), theirs: one, ours: two, known: true},
-		"counters, and the node is not known":   {own: parts("80Gi"), other: parts("1"), theirs: one, ours: two},
-		"counters, and the other node has more": {own: parts("15Gi"), other: parts("80Gi"), theirs: one, ours: two, known: true, lost: true},
-		"counters that neither has":             {own: parts("15Gi"), other: parts("1"), theirs: one, ours: two, lost: true},
-		"groups":                                {own: parts("80Gi", "red", "red"), other: parts("80Gi", "red", "blue"), theirs: one, ours: two, known: true},
-		"groups, and the node is not known":     {own: parts("80Gi", "red", "red"), other: parts("80Gi", "red", "blue"), theirs: one, ours: two},
-		"groups that go together on the other node": {
-			own: parts("80Gi", "red", "blue"), other: parts("80Gi", "red", "red"), theirs: one, ours: two, known: true, lost: true,
-		},
-	}
-	for name, tc := range tests {
-		for own, other := range map[string]string{"n0": "n1", "n1": "n0"} {
-			t.Run(fmt.Sprint(name, ", on ", own), func(t *testing.T) {
-				s := newScheduler(append(tc.own(own), tc.other(other)...)...)
-				s.list(10)
-				theirs, ours := claim("theirs", 11, tc.theirs), claim("ours", 12, tc.ours)
-				if tc.known {
-					ours.Status.Allocation.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
-						MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{own}}},
-					}}}
-				}
-				s.watch(theirs)
-				s.watch(ours)
-				if tc.lost {
-					s.wantVerdict(t, ours, usage.View{}, tracker.Lost, "theirs")
-				} else {
-					s.wantVerdict(t, ours, usage.View{}, tracker.Fits, "")
-				}
-			})
-		}
-	}
-}
-
-// The same where the other node counts generations for itself, and is ahead: what there is of the claim's device is not known then, and what the other
-// has is no reason to give way for ever.
-func TestTheDeviceOfANodeThatIsAheadIsNotTheClaims(t *testing.T) {
-	var none results
-	share := func(id string) results { return none.share("gpus", "gpu", id, "10Gi") }
-	shares := func(memory string) []*resourceapi.ResourceSlice {
-		return []*resourceapi.ResourceSlice{slice("gpus", shareable("gpu", memory))}
-	}
-	parts := func(memory string) []*resourceapi.ResourceSlice {
-		return withCounters("gpus", map[string]string{"memory": memory}, partition("one", "10Gi"), partition("two", "10Gi"))
-	}
-	for name, tc := range map[string]struct {
-		own, other   []*resourceapi.ResourceSlice
-		theirs, ours results
-	}{
-		"capacity": {own: shares("80Gi"), other: shares("1"), theirs: share("s1"), ours: share("s2")},
-		"counters": {own: parts("80Gi"), other: parts("1"), theirs: none.device("gpus", "one"), ours: none.device("gpus", "two")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newScheduler()
-			for generation, of := range map[int64][]*resourceapi.ResourceSlice{1: tc.own, 2: tc.other} {
-				for _, slice := range of {
-					node := fmt.Sprint("n", generation)
-					slice.Name, slice.Spec.NodeName, slice.Spec.Pool.Generation = node+"-"+slice.Name, &node, generation
-					s.store.SetSlice(slice)
-				}
-			}
-			if pool := s.store.View().Pool(inventory.PoolID{Driver: driver, Pool: "gpus"}); pool.Problem != nil || pool.Generation != 2 {
-				t.Fatalf("generation %d: %v", pool.Generation, pool.Problem)
-			}
-			s.list(10)
-			theirs, ours := claim("theirs", 11, tc.theirs), claim("ours", 12, tc.ours)
-			ours.Status.Allocation.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
-				MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{"n1"}}},
-			}}}
-			s.watch(theirs)
-			decidedOn := s.tracker.Snapshot().Usage
-			s.watch(ours)
-			s.wantVerdict(t, ours, usage.View{}, tracker.Undecided, "theirs")
-			s.wantVerdict(t, ours, decidedOn, tracker.Fits, "")
 		})
 	}
 }
