@@ -291,25 +291,27 @@ func TestAGPUIsMovedWhileTheAgentRuns(t *testing.T) {
 // TestAClaimOfAMomentAgo: a GPU that a claim has got since the ledger was read last is in the slices when the Node is read, before the ledger
 // is read again. One that nobody has is there until then, too.
 func TestAClaimOfAMomentAgo(t *testing.T) {
-	_, ctx := ktesting.NewTestContext(t)
-	m := newMover(ctx, t)
-	defer func() { m.stop() }()
-	if err := m.prepare("train", t4First); err != nil {
-		t.Fatal(err)
-	}
-	m.annotate(t4First + "=device-plugin," + t4Second + "=device-plugin")
-	wanted := func(gpu string) bool {
-		return slices.ContainsFunc(m.agent.publisher.wanted().Pools["node-1"].Slices, func(s resourceslice.Slice) bool {
-			return slices.ContainsFunc(s.Devices, func(d resourceapi.Device) bool { return d.Name == gpu })
-		})
-	}
-	if !wanted(t4First) {
-		t.Error("the claim's GPU leaves the slices")
-	}
-	m.agent.plugins.HeldChanged()
-	if !wanted(t4First) || wanted(t4Second) {
-		t.Errorf("wanted in the slices: the claim's GPU %t, the other one %t; want true, false", wanted(t4First), wanted(t4Second))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		m := newMover(ctx, t)
+		defer func() { m.stop() }()
+		if err := m.prepare("train", t4First); err != nil {
+			t.Fatal(err)
+		}
+		m.annotate(t4First + "=device-plugin," + t4Second + "=device-plugin")
+		wanted := func(gpu string) bool {
+			return slices.ContainsFunc(m.agent.publisher.wanted().Pools["node-1"].Slices, func(s resourceslice.Slice) bool {
+				return slices.ContainsFunc(s.Devices, func(d resourceapi.Device) bool { return d.Name == gpu })
+			})
+		}
+		if !wanted(t4First) {
+			t.Error("the claim's GPU leaves the slices")
+		}
+		m.agent.plugins.HeldChanged()
+		if !wanted(t4First) || wanted(t4Second) {
+			t.Errorf("wanted in the slices: the claim's GPU %t, the other one %t; want true, false", wanted(t4First), wanted(t4Second))
+		}
+	})
 }
 
 // TestAClaimThatComesAtTheLastMoment: its GPU has left the slices when it is recorded, and comes back to them. When it ends the slices are
