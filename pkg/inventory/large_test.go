@@ -22,9 +22,10 @@ import (
 func largePools() map[string][]*resourceapi.ResourceSlice {
 	pools := make(map[string][]*resourceapi.ResourceSlice)
 	g := hostile.New(1, "ns", "a", "b")
-	for in := range hostile.AllLarge {
-		for range 20 {
-			pool := g.LargePool(in)
+	// Four by whose they are. Counters are a node's or none's; slices have one device, or as many as may be.
+	for in, kinds := range []int{hostile.LargeInDevices: 4, hostile.LargeInCounters: 3, hostile.LargeInSlices: 8} {
+		for before := len(pools); len(pools) < before+kinds; {
+			pool := g.LargePool(hostile.Large(in))
 			first, last := pool[0].Spec, pool[len(pool)-1].Spec
 			whose := "nodes of a selector"
 			switch {
