@@ -38,6 +38,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 )
 
 // A pod that no node's devices can place is refused in one attempt, with its explanation, and no node is left for
@@ -68,7 +69,7 @@ func TestAPodThatFiveThousandNodesCannotPlace(t *testing.T) {
 	h := newHarness(t, w)
 	// What is found is asked here, not how fast: on a busy machine 5,000 nodes take longer than an attempt may.
 	h.plugin.time.FilterTimeout = 0
-	h.saves(pending("p", 5), time.Hour)
+	h.plugin.time.Shares = searchtime.NewShares(time.Now, time.Hour)
 
 	for _, tc := range []struct {
 		claim           string
