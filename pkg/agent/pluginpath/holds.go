@@ -73,9 +73,11 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 	}
 	var begin []deviceplugin.Device // for another pod than before
 	pods := map[ledger.PluginDevice][]types.UID{}
+	anew := p.source // one of the pods has come just now
+	anew.Pods = p.opts.Pods
 	for _, device := range devices {
 		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
-		if pods[of], err = p.givenOnce(ctx, of, checkpoint.PodsWith(of)); err != nil {
+		if pods[of], err = givenOnce(ctx, &anew, of, checkpoint.PodsWith(of)); err != nil {
 			return err
 		}
 		runs, err := p.clear(ctx, of, pods[of])
@@ -94,14 +96,11 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 
 // givenOnce returns an error if the kubelet has given the device to two pods that have not ended. It may do that when a pod ends while it
 // gives devices to another one and is asked what pods have. Which of the two starts is not known, so no container of either does.
-// Otherwise it returns the pod that has the device, without those that have ended and that the kubelet remembers still. The API
-// server is asked anew: one of the pods has come just now.
-func (p *Path) givenOnce(ctx context.Context, of ledger.PluginDevice, pods []types.UID) ([]types.UID, error) {
+// Otherwise it returns the pod that has the device, without those that have ended and that the kubelet remembers still.
+func givenOnce(ctx context.Context, source *hold.Source, of ledger.PluginDevice, pods []types.UID) ([]types.UID, error) {
 	if len(pods) < 2 {
 		return pods, nil
 	}
-	source := p.source
-	source.Pods = p.opts.Pods
 	running, err := source.Running(ctx, pods)
 	switch {
 	case err != nil:
