@@ -103,9 +103,15 @@ func same[V any](a, b map[resourceapi.QualifiedName]V, read func(resourceapi.Qua
 	return more == 0
 }
 
-// mayBeInvalid is whether upstream looks at more than which kind of value it is.
+// mayBeInvalid is whether upstream looks at more than which kind of value it is, in upstream's order: there may be several.
 func mayBeInvalid(a *resourceapi.DeviceAttribute) bool {
-	return a.IntValues == nil && a.BoolValues == nil && a.StringValues == nil && a.IntValue == nil && a.BoolValue == nil && a.StringValue == nil
+	switch {
+	case a.IntValues != nil, a.BoolValues != nil, a.StringValues != nil:
+		return false
+	case a.VersionValues != nil:
+		return true
+	}
+	return a.IntValue == nil && a.BoolValue == nil && a.StringValue == nil
 }
 
 func sameAttribute(a, b *resourceapi.DeviceAttribute) bool {

@@ -124,7 +124,13 @@ func TestADeviceAsFarAsItIsReadGetsTheSameAnswer(t *testing.T) {
 			return resourceapi.DeviceAttribute{VersionValues: []string{"1.0.0"}}
 		},
 	}
-	wrong := []resourceapi.DeviceAttribute{{}, {VersionValue: ptr.To("1")}, {VersionValues: []string{"1.0.0", ""}}}
+	wrong := []resourceapi.DeviceAttribute{
+		{},
+		{VersionValue: ptr.To("1")},
+		{VersionValues: []string{"1.0.0", ""}},
+		{VersionValues: []string{""}, IntValue: ptr.To[int64](1)},
+		{VersionValue: ptr.To(""), IntValue: ptr.To[int64](1)},
+	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	one := func(list []string) string { return list[rng.IntN(len(list))] }
 	device := func() cel.Device {
