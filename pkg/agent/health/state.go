@@ -121,19 +121,19 @@ const memoryLeft = 256 << 20
 // not known. What stands stays then, and what was seen once has to be seen twice in a row again.
 func (s *State) Left(now time.Time, bytes *uint64) {
 	isLeft := func(f Fault) bool { return f.Reason == MemoryLeft }
-	if bytes == nil {
+	switch i := slices.IndexFunc(s.faults, isLeft); {
+	case bytes == nil:
 		s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool { return isLeft(f) && !f.counts() })
-		return
-	}
-	var present []Fault
-	if *bytes > memoryLeft {
+	case *bytes <= memoryLeft:
+		s.faults = slices.DeleteFunc(s.faults, isLeft)
+	default:
 		fault := Fault{Reason: MemoryLeft, Message: fmt.Sprintf("%d MiB of memory are in use, and nobody uses the GPU", *bytes>>20)}
-		if i := slices.IndexFunc(s.faults, isLeft); i >= 0 {
+		if i >= 0 {
 			fault.Message = s.faults[i].Message // which does not change while the fault lasts
 		}
-		present = append(present, fault)
+		s.put(now, fault)
+		s.soften()
 	}
-	s.step(now, present, []Reason{MemoryLeft})
 }
 
 // Silent: a call about the GPU that began then has not returned.

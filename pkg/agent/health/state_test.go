@@ -102,6 +102,18 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{50, answered(well()), "Unhealthy gpu-lost"},
 			{60, answered(well()), "Healthy"},
 		},
+		"looks at its memory say nothing of its other faults": {
+			{0, failed(lost), "Healthy"},
+			{10, failed(lost), "Unhealthy gpu-lost"},
+			{20, answered(well()), "Unhealthy gpu-lost"},
+			{25, left(0), "Unhealthy gpu-lost"},
+			{30, answered(well()), "Unhealthy gpu-lost"},
+			{45, left(600), "Unhealthy gpu-lost"},
+			{50, answered(well()), "Healthy"},
+			{75, left(600), "Healthy memory-left"},
+			{80, answered(well()), "Healthy memory-left"},
+			{105, left(0), "Healthy"},
+		},
 		"one that answers again was never lost": {
 			{0, failed(lost), "Healthy"},
 			{1, failed(lost), "Healthy"}, // because somebody asked between two polls
