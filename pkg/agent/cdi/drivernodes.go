@@ -45,6 +45,17 @@ func (d *Driver) completeControl(ctx context.Context, edits *specs.ContainerEdit
 	return nil
 }
 
+// ControlNodes implements Backend.
+func (d *Driver) ControlNodes(ctx context.Context) error {
+	there := &specs.ContainerEdits{}
+	for _, name := range controlNodes {
+		if major, minor, err := host(d.devRoot()).charDevice(name); err == nil {
+			there.DeviceNodes = append(there.DeviceNodes, byNumber(name, int64(major), int64(minor), 0o666))
+		}
+	}
+	return d.completeControl(ctx, there)
+}
+
 // completeGPU adds the nodes of a GPU or of a MIG device, where nvcdi has found none.
 func (d *Driver) completeGPU(edits *specs.ContainerEdits, gpu GPU) error {
 	if name := gpuNode(gpu.Minor); !d.numbers.current(edits.DeviceNodes, name) {

@@ -27,6 +27,8 @@ func (fakeBackend) GPUEdits(_ context.Context, gpu cdi.GPU) (*specs.ContainerEdi
 	return &specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: "/dev/" + gpu.Name}}}, nil
 }
 
+func (fakeBackend) ControlNodes(context.Context) error { return nil }
+
 func (fakeBackend) VisibleDevices(uuids []string) string { return strings.Join(uuids, ",") }
 
 func (fakeBackend) NodeEdits(_ context.Context, names []string) (*specs.ContainerEdits, error) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -139,6 +140,58 @@ func TestNodesThatNobodyHasMadeAreGivenByNumber(t *testing.T) {
 				if !slices.Contains(nodes, want) {
 					t.Errorf("the container has %q, and not %s", nodes, want)
 				}
+			}
+		})
+	}
+}
+
+// TestControlNodesAreMadeBeforeNVMLIsLoaded: an agent that starts looks after MPS daemons before it looks for GPUs.
+func TestControlNodesAreMadeBeforeNVMLIsLoaded(t *testing.T) {
+	ctl, uvm := "/dev/nvidiactl 121:255", []string{"/dev/nvidia-uvm 235:0", "/dev/nvidia-uvm-tools 235:1"}
+	loaded := []string{"121 nvidia", "235 nvidia-uvm"}
+	for name, tc := range map[string]struct {
+		gone, devices []string
+		loads         bool
+		want          []string
+		err           string
+	}{
+		"none is there":            {gone: []string{"nvidia-uvm", "nvidiactl"}, devices: loaded, want: append(uvm, ctl)},
+		"the module is not loaded": {gone: []string{"nvidia-uvm"}, devices: loaded[:1], loads: true, want: append(uvm, ctl)},
+		"one is of another driver": {devices: loaded, want: append(uvm, ctl)},
+		"what is there is not known": {
+			devices: []string{"121 something"}, want: []string{"/dev/nvidia-uvm 121:253", "/dev/nvidiactl 121:255"},
+		},
+		"no module": {gone: []string{"nvidia-uvm"}, devices: loaded[:1], err: "there is no /dev/nvidia-uvm: "},
+		"no driver": {gone: []string{"nvidia-uvm"}, err: "there is no /dev/nvidia-uvm: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, proc := driverRoot(t, "570.86.15"), procOf(t, "", tc.devices...)
+			for _, node := range tc.gone {
+				must(t, os.Remove(filepath.Join(root, "dev", node)))
+			}
+			var made []string
+			err := cdi.NewDriver(cdi.DriverOptions{
+				NVML: func() nvml.Interface { return nil }, DriverRoot: root, ProcRoot: proc,
+				LoadModule: func(context.Context, string) error {
+					if tc.loads {
+						must(t, os.WriteFile(filepath.Join(proc, "devices"), []byte("Character devices:\n"+strings.Join(loaded, "\n")), 0o600))
+					}
+					return nil
+				},
+				MakeNode: func(path string, major, minor uint32, _ fs.FileMode) error {
+					made = append(made, fmt.Sprintf("%s %d:%d", path, major, minor))
+					return nil
+				},
+			}).ControlNodes(t.Context())
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("%v, want an error with %q", err, tc.err)
+				}
+				return
+			}
+			slices.Sort(made)
+			if diff := cmp.Diff(tc.want, made); err != nil || diff != "" {
+				t.Errorf("%v; nodes of the host (-want +got):\n%s", err, diff)
 			}
 		})
 	}

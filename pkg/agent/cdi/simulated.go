@@ -112,6 +112,12 @@ func (s *Simulated) CommonEdits(context.Context) (*specs.ContainerEdits, error) 
 	return s.edits(s.controlNodes()...)
 }
 
+// ControlNodes implements Backend.
+func (s *Simulated) ControlNodes(context.Context) error {
+	_, err := s.edits(s.controlNodes()...)
+	return err
+}
+
 // GPUEdits implements Backend: the GPU's own node.
 func (s *Simulated) GPUEdits(_ context.Context, gpu GPU) (*specs.ContainerEdits, error) {
 	if gpu.Minor < 0 || gpu.Minor >= minorUVM {

@@ -63,6 +63,8 @@ type Backend interface {
 	Ready(ctx context.Context) error
 	// CommonEdits is what every container with a GPU needs, applied once per claim.
 	CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
+	// ControlNodes makes sure that the device nodes are there that whatever uses CUDA opens. NVML is not asked: it need not be loaded yet.
+	ControlNodes(ctx context.Context) error
 	// GPUEdits is what a container with this GPU needs on top. It makes sure that the device nodes it
 	// names exist.
 	GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, error)

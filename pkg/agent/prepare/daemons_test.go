@@ -254,19 +254,26 @@ func TestTheRecordHasTheLimitsOfTheDaemon(t *testing.T) {
 	}
 }
 
-// lateNodes is a driver whose device nodes are made when somebody asks what containers need.
+// lateNodes is a driver whose device nodes are made when somebody asks for them. closed is why NVML is not loaded.
 type lateNodes struct {
 	cdi.Backend
-	fails error
-	made  bool
+	fails, closed error
+	made          bool
 }
 
 func (n *lateNodes) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
+	if n.closed != nil {
+		return nil, n.closed
+	}
+	return n.Backend.CommonEdits(ctx)
+}
+
+func (n *lateNodes) ControlNodes(ctx context.Context) error {
 	if n.fails != nil {
-		return nil, n.fails
+		return n.fails
 	}
 	n.made = true
-	return n.Backend.CommonEdits(ctx)
+	return n.Backend.ControlNodes(ctx)
 }
 
 // lookingDaemons look at their starts whether the nodes are there.
@@ -300,5 +307,15 @@ func TestTheDriversNodesAreThereBeforeADaemon(t *testing.T) {
 	n.prepared(m, train)
 	if !slices.Equal(daemons.seen, []bool{true}) {
 		t.Errorf("the nodes were there at the starts %v", daemons.seen)
+	}
+
+	// The daemon ends while there is no agent. The next one looks before it has loaded NVML.
+	if err := n.tools.Daemons.Stop(n.ctx, string(train.UID)); err != nil {
+		t.Fatal(err)
+	}
+	nodes.made, nodes.closed = false, errors.New("no NVML library is loaded")
+	recovery, err := n.manager().Recover(n.ctx)
+	if err != nil || recovery.Restarted != 1 || !slices.Equal(daemons.seen, []bool{true, true}) {
+		t.Errorf("recovered: %v, %+v; the nodes were there at the starts %v", err, recovery, daemons.seen)
 	}
 }

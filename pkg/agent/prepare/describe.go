@@ -82,6 +82,12 @@ func (p patient) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
 	return p.wait(ctx, p.Backend.CommonEdits)
 }
 
+// ControlNodes implements cdi.Backend.
+func (p patient) ControlNodes(ctx context.Context) error {
+	_, err := p.wait(ctx, func(ctx context.Context) (*specs.ContainerEdits, error) { return nil, p.Backend.ControlNodes(ctx) })
+	return err
+}
+
 // GPUEdits implements cdi.Backend.
 func (p patient) GPUEdits(ctx context.Context, gpu cdi.GPU) (*specs.ContainerEdits, error) {
 	return p.wait(ctx, func(ctx context.Context) (*specs.ContainerEdits, error) { return p.Backend.GPUEdits(ctx, gpu) })

@@ -148,16 +148,12 @@ func New(opts Options) *Manager {
 		node: opts.Pool, acrossNamespaces: opts.Sharing.AcrossNamespaces,
 	}
 	backend := patient{opts.Backend, opts.GPUTimeout}
-	nodes := func(ctx context.Context) error {
-		_, err := backend.CommonEdits(ctx)
-		return err
-	}
 	e := steps.Effects{
 		GPUs:       gpus,
 		PCI:        steps.PCI{Binder: opts.PCI, Users: opts.Users, Timeout: opts.GPUTimeout},
 		TimeSlices: steps.TimeSlices{GPUs: gpus, Tool: opts.Tools.TimeSlicer},
 		Keeper:     steps.Keeper{Tool: opts.Tools.Persistenced, Timeout: opts.GPUTimeout},
-		Daemons:    steps.Daemons{Tool: opts.Tools.Daemons, Timeout: opts.GPUTimeout, Nodes: nodes},
+		Daemons:    steps.Daemons{Tool: opts.Tools.Daemons, Timeout: opts.GPUTimeout, Nodes: backend.ControlNodes},
 		Files:      filesOf(opts.FS, opts.StateDir, cdi.NewStore(opts.FS, opts.CDIDir, opts.HostRoot)),
 		Ender:      steps.Ender{Tool: opts.Tools.Processes, Policy: opts.Leftovers, Timeout: opts.EndTimeout},
 		Kept:       m.holders.kept,
