@@ -333,6 +333,7 @@ func TestAClaimThatComesAtTheLastMoment(t *testing.T) {
 		if err := m.agent.reporter.ledger.Put(entry); err != nil {
 			t.Fatal(err)
 		}
+		m.agent.plugins.Step(ctx) // no slice has it yet, which proves nothing
 		m.step()
 		if !m.inSlices(t4First) || m.offered(t4First) {
 			t.Errorf("a claim has it: in a slice %t, offered %t", m.inSlices(t4First), m.offered(t4First))
