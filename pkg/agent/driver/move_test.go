@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -29,9 +32,11 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/pluginpath"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/pkg/twopaths"
 )
@@ -78,6 +83,16 @@ func (m *mover) start() {
 func (m *mover) step() {
 	m.t.Helper()
 	m.agent.plugins.Step(m.ctx)
+	m.publish()
+	m.agent.plugins.Step(m.ctx)
+	for len(m.events.Events) > 0 {
+		m.told = append(m.told, <-m.events.Events)
+	}
+}
+
+// publish writes what the agent wants in the slices.
+func (m *mover) publish() {
+	m.t.Helper()
 	slices := m.api.ResourceV1().ResourceSlices()
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, Spec: resourceapi.ResourceSliceSpec{Driver: Name, NodeName: new("node-1"), Pool: resourceapi.ResourcePool{Name: "node-1"}}}
 	for _, s := range m.agent.publisher.wanted().Pools["node-1"].Slices {
@@ -86,10 +101,6 @@ func (m *mover) step() {
 	_ = slices.Delete(m.ctx, "slice", metav1.DeleteOptions{}) // there may be none
 	if _, err := slices.Create(m.ctx, slice, metav1.CreateOptions{}); err != nil {
 		m.t.Fatal(err)
-	}
-	m.agent.plugins.Step(m.ctx)
-	for len(m.events.Events) > 0 {
-		m.told = append(m.told, <-m.events.Events)
 	}
 }
 
@@ -351,6 +362,71 @@ func TestAClaimThatComesAtTheLastMoment(t *testing.T) {
 			t.Errorf("in the end: in a slice %t, offered %t", m.inSlices(t4First), m.offered(t4First))
 		}
 	})
+}
+
+// whenRead is a disk that calls somebody when a folder is read.
+type whenRead struct {
+	durable.OS
+	call func()
+}
+
+func (w whenRead) ReadDir(path string) ([]fs.DirEntry, error) {
+	w.call()
+	return w.OS.ReadDir(path)
+}
+
+// TestGPUsComeBackToClaimsDuringALook, while slices are read, which are those of before, or the ledger after them. Neither is a GPU of those
+// offered to the kubelet, nor is it known for the next move that no slice has it.
+func TestGPUsComeBackToClaimsDuringALook(t *testing.T) {
+	toPlugin := t4First + "=device-plugin," + t4Second + "=device-plugin"
+	for _, moment := range []string{"slices", "ledger"} {
+		t.Run(moment, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, ctx := ktesting.NewTestContext(t)
+				m := newMover(ctx, t)
+				defer func() { m.stop() }()
+				var slicesRead, ledgerRead func()
+				a := m.agent
+				a.plugins = pluginpath.New(pluginpath.Options{
+					Driver: Name, Node: "node-1", KubeletRoot: t.TempDir(), Client: m.api, SlicesOfNode: slicesOf("node-1"),
+					Devices: a.opts.Kubelet.Devices, Hardware: a.opts.Hardware, Claims: a.claims,
+					Records: ledger.At(whenRead{call: func() { ledgerRead() }}, prepare.LedgerDir(m.r.state)),
+					Failed:  (&failures{}).changed, Tell: func(string, string, string) {},
+				})
+				a.publisher.resources = a.plugins.ForClaims
+				m.api.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+					slicesRead()
+					return false, nil, nil
+				})
+				slicesRead, ledgerRead = func() {}, func() {}
+				m.annotate(toPlugin)
+				a.plugins.Step(ctx)
+				m.publish()
+				back := sync.OnceFunc(func() { m.annotate(t4Second + "=device-plugin") })
+				slicesRead = back
+				if moment == "ledger" {
+					slicesRead = func() { ledgerRead = back }
+				}
+				a.plugins.Step(ctx)
+				if m.offered(t4First) {
+					t.Error("it is back on the path of claims, and offered to the kubelet")
+				}
+				m.step()
+				if devices := told(a.plugins); !m.inSlices(t4First) || !slices.Equal(devices, []string{t4Second + " healthy"}) {
+					t.Errorf("back: in a slice %t; the kubelet is told of %v, want the other one alone", m.inSlices(t4First), devices)
+				}
+				m.annotate(toPlugin)
+				a.plugins.Step(ctx) // the slices are those of before
+				if m.offered(t4First) {
+					t.Error("it is in a slice, and offered to the kubelet")
+				}
+				m.step()
+				if m.inSlices(t4First) || !m.offered(t4First) {
+					t.Errorf("moved in the end: in a slice %t, offered %t", m.inSlices(t4First), m.offered(t4First))
+				}
+			})
+		})
+	}
 }
 
 // TestAnAnnotationThatIsNotValidChangesNothing, and is told by its name, once.

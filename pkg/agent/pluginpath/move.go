@@ -44,6 +44,8 @@ type moving struct {
 	given int
 	// leaving GPUs have left the device plugin API, and the kubelet may list them still.
 	leaving sets.Set[string]
+	// changes counts those of the paths: GPUs may have come back to the slices with each.
+	changes int
 }
 
 // NodeRead takes note of what the Node says, and reports whether GPUs have other paths than before.
@@ -83,6 +85,7 @@ func (p *Path) setPaths(paths advertise.Paths) (changed bool) {
 	}
 	before := p.paths
 	p.paths = paths
+	p.moving.changes++
 	for _, resource := range p.offered.resources {
 		for _, device := range resource.Devices {
 			p.moving.leaving.Insert(advertise.GPUOf(device.Name))

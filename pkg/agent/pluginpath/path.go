@@ -321,7 +321,7 @@ func (p *Path) Look(ctx context.Context) error {
 		return nil
 	}
 	p.mu.Lock()
-	paths := p.paths
+	paths, changes := p.paths, p.moving.changes
 	p.mu.Unlock()
 	var unknown error
 	if names := paths.Unknown(node); len(names) > 0 {
@@ -331,7 +331,7 @@ func (p *Path) Look(ctx context.Context) error {
 		klog.FromContext(ctx).Info("--advertise names GPUs that are not there", "reason", unknown.Error())
 	}
 	devices := p.candidates(node, &paths)
-	proofErr := p.prove(ctx, devices)
+	proofErr := p.prove(ctx, devices, changes)
 	usable := usableDevices(resources)
 	var (
 		errs    []error
@@ -354,7 +354,7 @@ func (p *Path) Look(ctx context.Context) error {
 		offered[c.resource] = append(offered[c.resource], c.device)
 	}
 	err = p.keepHeld(node, offered)
-	p.offer(node, offered)
+	p.offer(node, offered, changes)
 	return errors.Join(append(errs, proofErr, err)...)
 }
 
@@ -392,8 +392,9 @@ func isFree(c candidate, holders []*ledger.Record) bool {
 }
 
 // prove asks the API server whether GPUs have left the slices of the node, once the Node has been read. A kubelet that starts has deleted
-// all slices, which says nothing of a GPU's path, nor of one that a claim has.
-func (p *Path) prove(ctx context.Context, devices []candidate) error {
+// all slices, which says nothing of a GPU's path, nor of one that a claim has. If the paths have changed since the look began, the
+// next one asks again.
+func (p *Path) prove(ctx context.Context, devices []candidate, changes int) error {
 	p.mu.Lock()
 	known := p.moving.known
 	p.mu.Unlock()
@@ -413,7 +414,7 @@ func (p *Path) prove(ctx context.Context, devices []candidate) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range devices {
-		if !published.Has(c.gpu.Name) && !p.claimed.Has(c.gpu.Name) {
+		if p.moving.changes == changes && !published.Has(c.gpu.Name) && !p.claimed.Has(c.gpu.Name) {
 			p.withdrawn.Insert(c.gpu.Name)
 		}
 	}
@@ -427,11 +428,14 @@ func (p *Path) isWithdrawn(gpu string) bool {
 	return p.withdrawn.Has(gpu) || p.held.Has(gpu)
 }
 
-// offer tells the kubelet what there is now, if that is something else than before. What was offered
-// and is not there any more stays, unhealthy.
-func (p *Path) offer(node *discovery.Node, devices map[string][]deviceplugin.Device) {
+// offer tells the kubelet what there is now, if that is something else than before, and if the paths have not changed since the look
+// began. What was offered and is not there any more stays, unhealthy.
+func (p *Path) offer(node *discovery.Node, devices map[string][]deviceplugin.Device, changes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.moving.changes != changes {
+		return
+	}
 	var now []deviceplugin.Resource
 	same := true
 	before := map[string]*deviceplugin.Resource{}
