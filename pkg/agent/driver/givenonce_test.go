@@ -52,6 +52,17 @@ func TestTheKubeletIsNotAskedWhatPodsHaveWhileItGives(t *testing.T) {
 				t.Errorf("%s starts: %v, want that another plugin's pod has it", device, err)
 			}
 		}
+		// What the kubelet has said of pods before counts.
+		devices, device := of(2)
+		r.podDevices = []ledger.PluginDevice{{Resource: "nvidia.com/gpu.shared", ID: devices[0].ID + "::0"}}
+		time.Sleep(time.Minute)
+		if _, _, err := agent.plugins.OfOthers(ctx); err != nil {
+			t.Fatal(err)
+		}
+		asked := r.listed.Load()
+		if err := agent.plugins.Allocated(ctx, pluginpath.GPUResource, devices); !errors.Is(err, deviceplugin.ErrRefused) || r.listed.Load() != asked {
+			t.Errorf("%s: %v, want that another plugin's pod has it; the kubelet was asked %d times what pods have", device, err, r.listed.Load()-asked)
+		}
 	})
 }
 

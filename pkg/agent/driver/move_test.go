@@ -299,6 +299,34 @@ func TestAGPUIsMovedWhileTheAgentRuns(t *testing.T) {
 	}
 }
 
+// TestNothingIsOfferedBeforeTheNodeIsRead: the flag may not count. Of two GPUs that are the device plugin's by the flag, one is for claims by
+// the Node.
+func TestNothingIsOfferedBeforeTheNodeIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		m := newMover(ctx, t)
+		defer func() { m.stop() }()
+		a := m.r.agent(ctx, m.api)
+		defer background(ctx, a.reporter.run)()
+		paths, err := advertise.Parse(t4First + "=device-plugin," + t4Second + "=device-plugin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Advertise(pluginpath.Advertised{Paths: paths})
+		m.agent = a
+		m.publish() // no slice has them
+		a.plugins.Step(ctx)
+		if devices := told(a.plugins); len(devices) > 0 {
+			t.Errorf("the Node is not read, and the kubelet is told of %v", devices)
+		}
+		m.annotate(t4Second + "=device-plugin")
+		m.step()
+		if devices := told(a.plugins); !slices.Equal(devices, []string{t4Second + " healthy"}) || !m.inSlices(t4First) {
+			t.Errorf("told of %v; the other one is in a slice: %t", devices, m.inSlices(t4First))
+		}
+	})
+}
+
 // TestAClaimOfAMomentAgo: a GPU that a claim has got since the ledger was read last is in the slices when the Node is read, before the ledger
 // is read again. One that nobody has is there until then, too.
 func TestAClaimOfAMomentAgo(t *testing.T) {
