@@ -140,23 +140,17 @@ func (p *Path) begin(resource string, devices []deviceplugin.Device) (end func(e
 			continue
 		}
 		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
-		switch has, err := p.has(of); {
+		switch fresh, err := notRecorded(p.opts.Records, resource, []deviceplugin.Device{device}); {
 		case err != nil:
 			end(err)
 			return nil, fmt.Errorf("whether a pod has %s: %w", of, err)
-		case !has:
+		case len(fresh) > 0:
 			end(deviceplugin.ErrRefused)
 			return nil, fmt.Errorf("%w: %s is not offered by the device plugin API on this node any more: its GPU has the path %s",
 				deviceplugin.ErrRefused, of, path)
 		}
 	}
 	return end, nil
-}
-
-// has tells whether the device was given away.
-func (p *Path) has(of ledger.PluginDevice) (bool, error) {
-	records, err := p.opts.Records.Records()
-	return slices.ContainsFunc(records, func(r *ledger.Record) bool { return r.Entry != nil && r.Entry.Claim.Plugin == of }), err
 }
 
 // left forgets devices that have left the API: once the kubelet does not offer them, and no pod has them, a GPU can be offered by claims.
