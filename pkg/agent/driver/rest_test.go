@@ -95,7 +95,9 @@ func (l *life) start() {
 	l.agent.registered.Store(time.Now().Add(-time.Hour).UnixNano())
 	recovery, err := l.agent.claims.Recover(l.ctx)
 	l.say("an agent starts: %+v, %v", recovery, err)
-	stops := []func(){background(l.ctx, l.agent.watch), l.agent.publishing(l.ctx)}
+	watching := background(l.ctx, l.agent.watch)
+	time.Sleep(3700 * time.Millisecond) // or else polls and looks, whose intervals fit, are at one instant for ever
+	stops := []func(){watching, l.agent.publishing(l.ctx)}
 	l.stop = func() {
 		for _, stop := range stops {
 			stop()

@@ -53,8 +53,8 @@ func (r *Reads) Of(device cel.Device) cel.Device {
 	return device
 }
 
-// Same reports whether the expression gives one answer for a and b. Amounts that are written differently are not the same: CEL's isInteger()
-// tells 1 from 1000m.
+// Same reports whether the expression gives one answer for a and b. Amounts that are written differently are not the same: isInteger()
+// of CEL tells 1 from 1000m.
 func (r *Reads) Same(a, b cel.Device) bool {
 	return a.Driver == b.Driver && ptr.Equal(a.AllowMultipleAllocations, b.AllowMultipleAllocations) &&
 		same(a.Attributes, b.Attributes, func(name resourceapi.QualifiedName, value *resourceapi.DeviceAttribute) bool {
