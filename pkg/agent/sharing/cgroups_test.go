@@ -4,6 +4,7 @@
 package sharing
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -394,6 +395,11 @@ func TestAnAgentIsKilledBetweenTwoSteps(t *testing.T) {
 				if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 					t.Fatal(err)
 				}
+				// Of two signals that a process has not seen yet it would take SIGTERM first.
+				eventually(t, "it stands still", func() bool {
+					stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+					return err == nil && bytes.Contains(stat, []byte(") T "))
+				})
 			}
 			if err := d.Stop(over, daemon.Name); err == nil {
 				t.Error("it is not waited for, and it is no error")
