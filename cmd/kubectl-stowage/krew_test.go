@@ -4,6 +4,7 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -14,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
+
+var krewManifest = flag.String("krew", "../../manifests/kubectl/krew.yaml", "the manifest that TestTheManifestForKrew checks")
 
 // krewPlugin is the format of krew's index, https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/.
 type krewPlugin struct {
@@ -84,7 +87,7 @@ func (p *krewPlugin) wrong() (faults []string) {
 
 // The manifest for krew is one that its index takes once a release has filled in its version, addresses and sums, all of them.
 func TestTheManifestForKrew(t *testing.T) {
-	manifest, err := os.ReadFile("../../manifests/kubectl/krew.yaml")
+	manifest, err := os.ReadFile(*krewManifest)
 	if err != nil {
 		t.Fatal(err)
 	}

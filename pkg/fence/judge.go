@@ -34,7 +34,7 @@ import (
 type Judge struct {
 	devices   func() *inventory.View
 	strangers strangers
-	// looks counts what was looked at of all that is held.
+	// looks counts held devices and holds that were looked at, which is what judging costs.
 	looks int
 }
 

@@ -175,7 +175,8 @@ func (n *pluginNode) burst(t *testing.T) {
 			}
 			served.Insert(two[1])
 		}
-		for _, object := range listPods(t, n.namespace) {
+		objects := listPods(t, n.namespace)
+		for _, object := range objects {
 			if object.Status.Phase == corev1.PodFailed {
 				t.Errorf("pod %s: %s: %s", object.Name, object.Status.Reason, object.Status.Message)
 				served.Insert(object.Name)
@@ -193,6 +194,11 @@ func (n *pluginNode) burst(t *testing.T) {
 			}
 			if told := kubelet.deviceOf(p.name); told != "" && told != sees[0] {
 				t.Errorf("pod %s sees %s, and the kubelet says that it has %s", p.name, sees[0], told)
+			}
+			for _, other := range objects {
+				if kubelet.given(p.name, other.Name) && other.Status.Phase == corev1.PodRunning {
+					t.Errorf("pod %s runs with %s, which the kubelet has given to pod %s, too, and that one runs", p.name, sees[0], other.Name)
+				}
 			}
 			holders[sees[0]] = p
 			served.Insert(p.name)
@@ -296,10 +302,11 @@ type podResourcesWatch struct {
 	mu    sync.Mutex
 	seen  map[string]string    // GPU of each pod, by name
 	twice map[string][2]string // pods that have one GPU, by the last answer
+	both  sets.Set[[2]string]  // those by any answer, in both orders
 }
 
 func watchPodResources(t *testing.T, n *node.Node) *podResourcesWatch {
-	w := &podResourcesWatch{seen: map[string]string{}}
+	w := &podResourcesWatch{seen: map[string]string{}, both: sets.New[[2]string]()}
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	answers := 0
@@ -343,6 +350,7 @@ func (w *podResourcesWatch) judge(t *testing.T, answer *podresourcesapi.ListPodR
 				for _, id := range devices.GetDeviceIds() {
 					if other, taken := holders[id]; taken {
 						w.twice[id] = [2]string{other, listed.GetName()}
+						w.both.Insert(w.twice[id], [2]string{listed.GetName(), other})
 					}
 					holders[id] = listed.GetName()
 					if before := w.seen[listed.GetName()]; before != "" && before != id {
@@ -368,6 +376,13 @@ func (w *podResourcesWatch) givenTwice() map[string][2]string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.twice
+}
+
+// given tells whether the kubelet has ever said that the two pods have one GPU.
+func (w *podResourcesWatch) given(pod, other string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.both.Has([2]string{pod, other})
 }
 
 func (w *podResourcesWatch) pods() map[string]string {

@@ -118,7 +118,8 @@ func (s *State) Failed(now time.Time, err error) {
 const memoryLeft = 256 << 20
 
 // Left: so many bytes are in use although nobody uses the GPU, beyond what the driver keeps for itself. nil: somebody uses it, or that is
-// not known. What stands stays then, and what was seen once has to be seen twice in a row again.
+// not known. What stands stays then, and what was seen once has to be seen twice in a row again. It is no poll: of the GPU's other faults
+// nothing is known by it, and since when they are gone stays.
 func (s *State) Left(now time.Time, bytes *uint64) {
 	isLeft := func(f Fault) bool { return f.Reason == MemoryLeft }
 	switch i := slices.IndexFunc(s.faults, isLeft); {

@@ -44,7 +44,7 @@ type moving struct {
 	given int
 	// leaving GPUs have left the device plugin API, and the kubelet may list them still.
 	leaving sets.Set[string]
-	// changes counts those of the paths: GPUs may have come back to the slices with each.
+	// changes is how often the paths have changed. With each change GPUs may have come back to the slices.
 	changes int
 }
 

@@ -33,7 +33,7 @@ import (
 func Compile(features cel.Features, text string, derived bool) (compiled Compiled, err error) {
 	compiler := cel.GetCompiler(features) // upstream keeps one for the features used last
 	compiled.Bytes = baseBytes + bytesPerByte*int64(len(text))
-	// The environment is that of any expression. One that is none is compiled, too, which says so in upstream's words.
+	// The environment is that of any expression. A text that cannot be parsed is compiled all the same: upstream's error says why.
 	parsed, issues := compiler.CompileCELExpression("true", cel.Options{DisableCostEstimation: true}).Environment.Parse(text)
 	if issues.Err() == nil {
 		instructions, err := checkComplexity(parsed.NativeRep().Expr())
