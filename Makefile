@@ -86,14 +86,14 @@ lab: build nvml-library ## Keep the demo's cluster up to play in, until Ctrl-C (
 .PHONY: test
 # internal/arch is in make lint.
 test: ## All tests but those of the whole on a real API server or in a browser, race detector on, and of what is long a part (~10 min in a new clone)
-	$(GO) test -race -short -vet=off -timeout 60m $$($(GO) list ./... | grep -v -e '/internal/arch$$' -e '/test/integration$$' -e '/test/map$$')
+	$(GO) test -race -short -vet=off -timeout 30m $$($(GO) list ./... | grep -v -e '/internal/arch$$' -e '/test/integration$$' -e '/test/map$$')
 
 # The packages with tests of which -short leaves something out: rapid makes fewer draws then.
 LONG       = $(sort $(patsubst %/,./%,$(dir $(shell grep -rlE --include='*_test.go' --exclude-dir=testdata --exclude-dir=integration 'testing[.]Short|rapid[.]Check' cmd internal pkg test))))
 
 .PHONY: test-long
 test-long: ## What is long in make test as a whole, without the race detector: random draws, killed processes, a control plane, builds (~4 min)
-	$(GO) test -vet=off -timeout 60m $(LONG)
+	$(GO) test -vet=off -timeout 30m $(LONG)
 
 .PHONY: test-integration
 test-integration: ## Scheduler, agent and manifests on a real API server, race detector on; and what they may do is what they do (~7 min)

@@ -80,13 +80,7 @@ func newMachine(t *testing.T) *machine {
 	// Socket paths are short, t.TempDir() is not.
 	root, err := os.MkdirTemp("", "agent")
 	must(t, err)
-	t.Cleanup(func() {
-		// An agent that ends does not wait for its last look at the folders, which writes into them: they may be hung.
-		must(t, wait.PollUntilContextTimeout(context.Background(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-			err := os.RemoveAll(root)
-			return err == nil, ignoreNotEmpty(err)
-		}))
-	})
+	t.Cleanup(func() { removeAll(t, root) })
 	m := &machine{t: t, root: root, client: driver.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})}
 	m.client.PrependReactor("create", "resourceslices", nameSlices())
 	m.client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -100,6 +94,16 @@ func newMachine(t *testing.T) *machine {
 	must(t, os.MkdirAll(m.path("proc"), 0o755))
 	must(t, os.WriteFile(m.path("proc", "devices"), nil, 0o600))
 	return m
+}
+
+// removeAll removes a folder of an agent. One that ends does not wait for its last look at its folders, which writes into them: they may
+// be hung.
+func removeAll(t *testing.T, folder string) {
+	t.Helper()
+	must(t, wait.PollUntilContextTimeout(context.Background(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		err := os.RemoveAll(folder)
+		return err == nil, ignoreNotEmpty(err)
+	}))
 }
 
 func ignoreNotEmpty(err error) error {
@@ -592,7 +596,7 @@ func TestProbesTellWhatIsReached(t *testing.T) {
 // Probes are for all. What names claims, pods and folders is for callers that may read it.
 func TestWhoMayNotReadIsToldNoReasons(t *testing.T) {
 	m := newMachine(t)
-	must(t, os.RemoveAll(m.path("cdi")))
+	removeAll(t, m.path("cdi"))
 	must(t, os.WriteFile(m.path("cdi"), nil, 0o600)) // no folder can be made there
 	stop := m.run("")
 	defer func() { must(t, stop()) }()

@@ -97,8 +97,8 @@ func TestWhateverHappens(t *testing.T) {
 		"the node reboots": {happens: func(n *node) {
 			must(n.t, n.stop())
 			n.do(&nvmlsim.Reboot{})
-			must(n.t, os.RemoveAll(n.path("cdi"))) // a tmpfs
-			must(n.t, os.RemoveAll(n.path("dev")))
+			removeAll(n.t, n.path("cdi")) // a tmpfs
+			removeAll(n.t, n.path("dev"))
 			n.start()
 			eventually(n.t, "the CDI file is back, before any call of the kubelet", func() error { return n.resolve(n.ids()...) })
 			must(n.t, errorOf(n.prepare(n.train))) // the pod's new sandbox

@@ -213,7 +213,7 @@ func TestPodsOfTheDevicePluginFollowOneAnother(t *testing.T) {
 
 	// The agent and the kubelet start anew. The kubelet does not ask for what it has written down, and the file must be there.
 	must(t, stop())
-	must(t, os.RemoveAll(m.path("cdi")))
+	removeAll(t, m.path("cdi"))
 	kubelet.Stop()
 	m.serves()
 	kubelet = kubelettest.Start(t, m.path("device-plugins"))

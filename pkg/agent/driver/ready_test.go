@@ -95,7 +95,7 @@ func TestReadyMeansItWorks(t *testing.T) {
 		},
 		"the kubelet's folder of sockets is removed": {
 			happens: func(m *machine) func() {
-				must(m.t, os.RemoveAll(m.path("plugins_registry")))
+				removeAll(m.t, m.path("plugins_registry"))
 				return func() { must(m.t, os.Mkdir(m.path("plugins_registry"), 0o755)) }
 			},
 			reason: "SocketMissing", says: "[-] serving the kubelet: the socket ",
@@ -321,7 +321,7 @@ func (m *machine) failPrepare() {
 // removedAndMade removes a folder, and waits until it is there again.
 func (m *machine) removedAndMade(path string) {
 	m.t.Helper()
-	must(m.t, os.RemoveAll(path))
+	removeAll(m.t, path)
 	m.last.LookAtFolders()
 	eventually(m.t, path+" is made anew", func() error {
 		_, err := os.Stat(path)

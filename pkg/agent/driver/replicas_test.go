@@ -5,7 +5,6 @@ package driver_test
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -122,7 +121,7 @@ func TestPodsShareAGPUByTheDevicePlugin(t *testing.T) {
 					t.Errorf("asked again (-first +again):\n%s", diff)
 				}
 				must(t, stop())
-				must(t, os.RemoveAll(m.path("cdi")))
+				removeAll(t, m.path("cdi"))
 				kubelet.Stop()
 				stop = m.serves()
 				kubelet = kubelettest.Start(t, m.path("device-plugins"))

@@ -39,6 +39,7 @@ type Kubelet struct {
 	sockets   map[string]bool // that are connected
 	lists     map[string][]List
 	refuse    error
+	stopped   bool
 	group     sync.WaitGroup
 }
 
@@ -93,6 +94,7 @@ func Start(t testing.TB, dir string) *Kubelet {
 // Stop ends it as a kubelet ends: its own socket goes, those of plugins stay.
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
+	k.stopped = true
 	for _, e := range k.all {
 		e.cancel()
 	}
@@ -134,12 +136,21 @@ func (k *Kubelet) Register(ctx context.Context, request *pluginapi.RegisterReque
 	}
 	streaming, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	e := &endpoint{socket: socket, conn: conn, client: client, options: options, cancel: cancel}
+	stopped := false
 	k.change(func() {
+		// A plugin may register while the kubelet stops. Nobody would end its stream.
+		if stopped = k.stopped; stopped {
+			return
+		}
 		k.endpoints[request.GetResourceName()] = e
 		k.all = append(k.all, e)
 		k.sockets[socket] = true
+		k.group.Go(func() { k.listen(streaming, request.GetResourceName(), e) })
 	})
-	k.group.Go(func() { k.listen(streaming, request.GetResourceName(), e) })
+	if stopped {
+		cancel()
+		return nil, errors.Join(errors.New("the kubelet has stopped"), conn.Close())
+	}
 	return &pluginapi.Empty{}, nil
 }
 
