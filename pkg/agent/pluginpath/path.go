@@ -305,11 +305,11 @@ func (p *Path) Step(ctx context.Context) (changed bool) {
 	return p.HeldChanged() || left
 }
 
-// usesAPI tells whether the device plugin API offers GPUs, has offered some, or pods have some from it.
+// usesAPI tells whether the device plugin API offers GPUs, has offered some, or pods have, or had, some from it.
 func (p *Path) usesAPI() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.paths.ClaimsOnly() || len(p.offered.resources)+len(p.held) > 0
+	return !p.paths.ClaimsOnly() || len(p.offered.resources)+len(p.held)+len(p.moving.leaving) > 0
 }
 
 // Look finds what is to be offered now. A GPU that is not certain to have left the slices is not offered; one that was offered before
