@@ -137,10 +137,11 @@ func (s *State) Left(now time.Time, bytes *uint64) {
 	}
 }
 
-// Silent: a call about the GPU that began then has not returned.
+// Silent: a call about the GPU that began then has not returned, which says nothing of other faults: a busy driver may be late each time.
 func (s *State) Silent(now, began time.Time) {
 	s.asked, s.quiet = now, false
-	s.step(now, []Fault{{Reason: Hung, Message: "NVML has not answered since " + began.UTC().Format(time.RFC3339)}}, []Reason{Hung})
+	s.put(now, Fault{Reason: Hung, Message: "NVML has not answered since " + began.UTC().Format(time.RFC3339)})
+	s.soften()
 }
 
 // Happened: NVML has told of an event.

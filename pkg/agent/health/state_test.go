@@ -337,6 +337,18 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{80, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
 			{85, answered(well()), "Healthy"},
 		},
+		"slow answers are answers: what they do not show any more is over": {
+			{0, then(failed(lost), uncorrected(1)), "Unhealthy ecc-uncorrected"},
+			{1, failed(lost), "Unhealthy ecc-uncorrected"},
+			{10, failed(lost), "Unhealthy gpu-lost ecc-uncorrected"},
+			{30, answered(well()), "Unhealthy gpu-lost ecc-uncorrected"},
+			{40, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy gpu-lost ecc-uncorrected"},
+			{42, answered(well()), "Unhealthy gpu-lost ecc-uncorrected"},
+			{52, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy gpu-lost ecc-uncorrected"},
+			{54, answered(well()), "Unhealthy gpu-lost"},
+			{64, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy gpu-lost"},
+			{66, answered(well()), "Healthy"},
+		},
 		"an error that comes and goes": {{0, failed(errors.New("odd")), "Healthy"}, {10, answered(well()), "Healthy"}, {20, failed(errors.New("odd")), "Healthy"}, {40, failed(errors.New("other")), "Unhealthy no-answer"}},
 		"a driver that is loaded anew": {{0, answered(well()), "Healthy"}, {10, failed(nvml.ErrNoSession), "Healthy"}, {20, answered(well()), "Healthy"}, {30, failed(nvml.ErrDriverNotLoaded), "Healthy"}, {60, failed(nvml.ErrDriverNotLoaded), "Unhealthy no-driver"}, {70, answered(well()), "Healthy"}},
 		"what is not told is not judged": {
