@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -168,13 +169,18 @@ func onTerminal(t *testing.T, args []string, width uint16) string {
 	t.Setenv("NO_COLOR", "")
 	t.Setenv("COLUMNS", "")
 	primary, secondary := terminalOfWidth(t, width)
+	const end = "\x00" // what is on its way when a terminal is closed may be lost
 	read := make(chan string)
 	go func() {
-		content, _ := io.ReadAll(primary) // it ends with EIO when the other end is closed
-		read <- string(content)
+		content, err := bufio.NewReader(primary).ReadString(end[0])
+		if err != nil {
+			t.Error(err)
+		}
+		read <- strings.TrimSuffix(content, end)
 	}()
 	run(context.WithoutCancel(t.Context()), args, genericiooptions.IOStreams{In: secondary, Out: secondary, ErrOut: secondary})
-	if err := secondary.Close(); err != nil {
+	_, err := secondary.WriteString(end)
+	if err := errors.Join(err, secondary.Close()); err != nil {
 		t.Fatal(err)
 	}
 	out := strings.ReplaceAll(<-read, "\r\n", "\n")
