@@ -379,6 +379,9 @@ func TestAnAgentThatStartsBlindRecovers(t *testing.T) {
 					return m, recovery
 				}
 				for at := 0; at <= len(steps); at++ {
+					if raceDetector && (at+len(steps))%3 != 0 { // make test-long tries all
+						continue
+					}
 					mode, label := durabletest.CrashAfter, "nothing"
 					if at == 0 {
 						mode = durabletest.CrashBefore
@@ -393,9 +396,9 @@ func TestAnAgentThatStartsBlindRecovers(t *testing.T) {
 						s.check(t, n, op, s.run(n, op), before, after, blind)
 					})
 				}
-				t.Logf("tried: %s, %s: ended before the first and after each of %d steps, with NVML closed at the start: %d GPUs had to wait for it", name, op, len(steps), waited)
+				t.Logf("tried: %s, %s: ended before the first and after each of %d steps, or at a third of these places, with NVML closed at the start: %d GPUs had to wait for it", name, op, len(steps), waited)
 				// To give a GPU back to its driver is to open NVML.
-				if waited == 0 && s.profile != withSound {
+				if waited == 0 && s.profile != withSound && !raceDetector {
 					t.Error("nothing had to wait for NVML, so it was not seen to be done then")
 				}
 			})
