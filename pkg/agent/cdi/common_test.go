@@ -47,7 +47,8 @@ func commonOf(t testing.TB) (root string, library **looks, backend *cdi.Driver) 
 	}
 	must(t, unix.Mknod(filepath.Join(root, "dev/nvidia-uvm-tools"), unix.S_IFCHR|0o666, int(unix.Mkdev(4000, 76))))
 	return root, library, cdi.NewDriver(cdi.DriverOptions{
-		NVML: func() nvml.Interface { return *library }, DriverRoot: root, ProcRoot: procRoot(t), HookPath: "/hook",
+		NVML: func() nvml.Interface { return *library }, DriverRoot: root, HookPath: "/hook",
+		ProcRoot: procOf(t, "", "121 nvidia", "121 nvidia-uvm"),
 	})
 }
 

@@ -167,7 +167,8 @@ func (n *numbers) closedToOthers() (closed error) {
 	return closed
 }
 
-// current tells whether there is the node, and not one of a module that has been loaded anew since, with another number.
+// current tells whether there is the node, and not one of a module that has been loaded anew since, with another number, or that was taken
+// out and is not loaded.
 func (n *numbers) current(nodes []*specs.DeviceNode, name string) bool {
 	i := slices.IndexFunc(nodes, func(node *specs.DeviceNode) bool { return node.Path == name })
 	if i < 0 {
@@ -181,6 +182,10 @@ func (n *numbers) current(nodes []*specs.DeviceNode, name string) bool {
 		names = []string{uvmModule}
 	}
 	major, err := n.major(names...)
+	if err != nil && name == uvmNode {
+		_, err := n.major(gpuMajors...)
+		return err != nil // otherwise the driver is there, without the module
+	}
 	return err != nil || major == nodes[i].Major
 }
 

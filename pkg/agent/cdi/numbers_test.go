@@ -23,7 +23,7 @@ import (
 )
 
 // procOf is a /proc with these character devices, and what the driver says of MIG devices' nodes.
-func procOf(t *testing.T, minors string, devices ...string) string {
+func procOf(t testing.TB, minors string, devices ...string) string {
 	t.Helper()
 	root := t.TempDir()
 	text := "Character devices:\n  1 mem\n" + strings.Join(devices, "\n") + "\n\nBlock devices:\n235 nvidia-uvm\n"
@@ -74,6 +74,10 @@ func TestNodesThatNobodyHasMadeAreGivenByNumber(t *testing.T) {
 		"the module is not loaded": {
 			gone: []string{"nvidia-uvm"}, devices: all[:1], loads: true, want: []string{"/dev/nvidia-uvm c 235:0 0666", "/dev/nvidia-uvm-tools c 235:1 0666"},
 		},
+		"the module was taken out, and has left its node": {
+			devices: all[:1], loads: true, want: []string{"/dev/nvidia-uvm c 235:0 0666", "/dev/nvidia-uvm-tools c 235:1 0666"},
+		},
+		"it was taken out, and cannot be loaded": {devices: all[:1], refused: errors.New("modprobe says no"), err: "there is no /dev/nvidia-uvm: modprobe says no"},
 		"the module cannot be loaded": {
 			gone: []string{"nvidia-uvm"}, devices: all[:1], refused: errors.New("modprobe says no"), err: "there is no /dev/nvidia-uvm: modprobe says no",
 		},
@@ -157,6 +161,7 @@ func TestControlNodesAreMadeBeforeNVMLIsLoaded(t *testing.T) {
 	}{
 		"none is there":            {gone: []string{"nvidia-uvm", "nvidiactl"}, devices: loaded, want: append(uvm, ctl)},
 		"the module is not loaded": {gone: []string{"nvidia-uvm"}, devices: loaded[:1], loads: true, want: append(uvm, ctl)},
+		"the module was taken out": {devices: loaded[:1], loads: true, want: append(uvm, ctl)},
 		"one is of another driver": {devices: loaded, want: append(uvm, ctl)},
 		"what is there is not known": {
 			devices: []string{"121 something"}, want: []string{"/dev/nvidia-uvm 121:253", "/dev/nvidiactl 121:255"},
