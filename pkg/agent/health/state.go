@@ -138,8 +138,13 @@ func (s *State) Left(now time.Time, bytes *uint64) {
 }
 
 // Silent: a call about the GPU that began then has not returned, which says nothing of other faults: a busy driver may be late each time.
+// One that hung, and has answered since, hangs again only once this call, too, has lasted as long as makes the fault count.
 func (s *State) Silent(now, began time.Time) {
 	s.asked, s.quiet = now, false
+	hasAnswered := func(f Fault) bool { return f.Reason == Hung && !f.Gone.IsZero() }
+	if slices.ContainsFunc(s.faults, hasAnswered) && now.Sub(began) < Deadline+rules[Hung].set {
+		return
+	}
 	s.put(now, Fault{Reason: Hung, Message: "NVML has not answered since " + began.UTC().Format(time.RFC3339)})
 	s.soften()
 }

@@ -76,6 +76,11 @@ func left(mib uint64) func(time.Time, *State) {
 	return func(now time.Time, s *State) { s.Left(now, new(mib<<20)) }
 }
 
+// silentSince is a call that began so many seconds after the start.
+func silentSince(began int) seen {
+	return func(now time.Time, s *State) { s.Silent(now, start.Add(time.Duration(began)*time.Second)) }
+}
+
 func isUsed(now time.Time, s *State) { s.Left(now, nil) }
 
 func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
@@ -348,6 +353,27 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{54, answered(well()), "Unhealthy gpu-lost"},
 			{64, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy gpu-lost"},
 			{66, answered(well()), "Healthy"},
+		},
+		"one that hung, and whose driver is late with each answer since, hangs no more": {
+			{10, silentSince(0), "Healthy"},
+			{40, silentSince(0), "Unhealthy hung"},
+			{45, answered(well()), "Unhealthy hung"},
+			{55, silentSince(45), "Unhealthy hung"},
+			{57, answered(well()), "Unhealthy hung"},
+			{67, silentSince(57), "Unhealthy hung"},
+			{69, answered(well()), "Unhealthy hung"},
+			{79, silentSince(69), "Unhealthy hung"},
+			{81, answered(well()), "Healthy"},
+		},
+		"one that hangs again soon": {
+			{10, silentSince(0), "Healthy"},
+			{40, silentSince(0), "Unhealthy hung"},
+			{45, answered(well()), "Unhealthy hung"},
+			{55, silentSince(45), "Unhealthy hung"},
+			{85, silentSince(45), "Unhealthy hung"},
+			{90, answered(well()), "Unhealthy hung"},
+			{119, answered(well()), "Unhealthy hung"},
+			{120, answered(well()), "Healthy"},
 		},
 		"an error that comes and goes": {{0, failed(errors.New("odd")), "Healthy"}, {10, answered(well()), "Healthy"}, {20, failed(errors.New("odd")), "Healthy"}, {40, failed(errors.New("other")), "Unhealthy no-answer"}},
 		"a driver that is loaded anew": {{0, answered(well()), "Healthy"}, {10, failed(nvml.ErrNoSession), "Healthy"}, {20, answered(well()), "Healthy"}, {30, failed(nvml.ErrDriverNotLoaded), "Healthy"}, {60, failed(nvml.ErrDriverNotLoaded), "Unhealthy no-driver"}, {70, answered(well()), "Healthy"}},
