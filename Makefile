@@ -84,9 +84,9 @@ lab: build nvml-library ## Keep the demo's cluster up to play in, until Ctrl-C (
 	@$(GO) run ./test/demo -lab $(LAB)
 
 .PHONY: test
-# internal/arch is in make lint.
-test: ## All tests but those of the whole on a real API server or in a browser, race detector on, and of what is long a part (~10 min in a new clone)
-	$(GO) test -race -short -vet=off -timeout 30m $$($(GO) list ./... | grep -v -e '/internal/arch$$' -e '/test/integration$$' -e '/test/map$$')
+# internal/arch is in make lint. One package more at a time than there are processors: many tests wait for an agent more than they compute.
+test: ## All tests but those of the whole on a real API server or in a browser, race detector on, and of what is long a part (~12 min on two processors)
+	$(GO) test -race -short -vet=off -timeout 30m -p $$(($$(nproc) + 1)) $$($(GO) list ./... | grep -v -e '/internal/arch$$' -e '/test/integration$$' -e '/test/map$$')
 
 # The packages with tests of which -short leaves something out: rapid makes fewer draws then.
 LONG       = $(sort $(patsubst %/,./%,$(dir $(shell grep -rlE --include='*_test.go' --exclude-dir=testdata --exclude-dir=integration 'testing[.]Short|rapid[.]Check' cmd internal pkg test))))
