@@ -429,6 +429,56 @@ func TestXIDsAreThoseOfWhoHadTheDevice(t *testing.T) {
 	})
 }
 
+// TestAnXIDOfAGPUInstanceIsThatOfEachDeviceInIt, and of no device beside.
+func TestAnXIDOfAGPUInstanceIsThatOfEachDeviceInIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100", 1)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go r.exporter.Run(ctx)
+		r.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
+		start := uint32(0)
+		r.do(&nvmlsim.CreateMIG{GPU: "0", Profile: "2g.20gb", Start: &start, Compute: []uint32{1, 1}})
+		r.partitioned(0, "0", "1g.10gb", 2)
+		r.scrape()
+		var in []nvml.MIGUsage
+		byInstance := map[uint32][]nvml.MIGUsage{}
+		for _, device := range r.exporter.gpus[r.gpu(0)].reading.devices {
+			byInstance[device.Instance.GPU] = append(byInstance[device.Instance.GPU], device)
+		}
+		for _, devices := range byInstance {
+			if len(devices) == 2 {
+				in = devices
+			}
+		}
+		if len(byInstance) != 2 || in == nil {
+			t.Fatalf("MIG devices %v, want two in one GPU instance, and one beside", byInstance)
+		}
+		for i, device := range in {
+			name := fmt.Sprintf("%s-mig-%d", r.gpu(0), i)
+			pod := string(rune('a' + i))
+			r.runs(pod, r.prepared("c"+pod, ledger.Device{
+				Device: name, GPU: r.gpu(0), UUID: device.UUID, GPUUUID: r.node.GPUs[0].UUID, Partition: &ledger.Partition{Profile: "1c.2g.20gb"},
+			}), "main")
+		}
+		for code, compute := range map[uint64]uint32{94: nvml.AllCompute, 31: in[1].Instance.Compute} {
+			time.Sleep(2 * time.Second) // what was asked before is too old then
+			r.exporter.Event(r.gpu(0), nvml.Event{Kind: nvml.EventXID, Data: code, Instance: &nvml.Instance{GPU: in[0].Instance.GPU, Compute: compute}})
+			synctest.Wait()
+		}
+		time.Sleep(2 * time.Second) // the reading takes some time
+		const errs = "stowage_gpu_xid_errors_total"
+		text := r.scrape()
+		for pod, uuid := range map[string]string{"a": in[0].UUID, "b": in[1].UUID} {
+			r.expect("of the GPU instance", text, errs, []string{"1"}, `pod="`+pod+`"`, `xid="94"`, uuid)
+		}
+		r.expect("of the second device", text, errs, []string{"1"}, `pod="b"`, `xid="31"`, in[1].UUID)
+		r.expect("all", text, errs, []string{"1", "1", "1"})
+		stop()
+		synctest.Wait()
+	})
+}
+
 func TestXIDsAreBounded(t *testing.T) {
 	x := xids{}
 	for i := range uint64(2 * maxXIDs) {

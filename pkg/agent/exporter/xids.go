@@ -83,20 +83,25 @@ func (e *Exporter) countXID(x event) {
 	node := e.opts.GPUs.Node()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	at := podresources.Place{GPU: x.gpu}
+	var places []podresources.Place
 	if r := e.readingOf(x.gpu); r != nil && x.instance != nil {
 		for _, device := range r.devices {
+			// One of a whole GPU instance is each of its MIG devices': whose program it was is not known.
 			if device.Instance == *x.instance || device.Instance.GPU == x.instance.GPU && x.instance.Compute == nvml.AllCompute {
-				at.MIG = device.UUID
-				break
+				places = append(places, podresources.Place{GPU: x.gpu, MIG: device.UUID})
 			}
 		}
 	}
-	var holders []podresources.Holder
-	if node != nil {
-		holders = e.holders(e.named(node)).Of[at]
+	if places == nil {
+		places = []podresources.Place{{GPU: x.gpu}}
 	}
-	e.xids.count(at, holders, x)
+	var holders podresources.Holders
+	if node != nil {
+		holders = e.holders(e.named(node))
+	}
+	for _, at := range places {
+		e.xids.count(at, holders.Of[at], x)
+	}
 }
 
 // count adds one for each holder up to maxXIDHolders, and one for nobody if there are none or more.
