@@ -82,6 +82,38 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// TestAGPUWithoutAUUIDMayBeTheOneThatIsNamed: who keeps a GPU from all others may have given it to vfio-pci.
+func TestAGPUWithoutAUUIDMayBeTheOneThatIsNamed(t *testing.T) {
+	unseen := first
+	unseen.UUID = ""
+	for list, want := range map[string][2]Path{ // of that GPU, and of the second one
+		"dra":                                       {DRA, DRA},
+		"dra," + first.UUID + "=none":               {None, DRA},
+		first.UUID + "=device-plugin":               {None, DRA},
+		"none," + first.UUID + "=dra":               {None, None},
+		"dra," + first.UUID + "=dra":                {DRA, DRA},
+		"dra," + second.UUID + "=none":              {DRA, None}, // which is there
+		"dra,gpu-0000-99-00-0=none":                 {DRA, DRA},
+		"0000:1b:00.0=dra," + first.UUID + "=none":  {DRA, DRA},
+		first.Name + "=dra," + first.UUID + "=none": {DRA, DRA},
+	} {
+		t.Run(list, func(t *testing.T) {
+			paths, err := Parse(list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := paths.On(&discovery.Node{GPUs: []discovery.GPU{unseen, second}})
+			if diff := cmp.Diff(map[string]Path{first.Name: want[0], second.Name: want[1]}, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			got = paths.On(&discovery.Node{GPUs: []discovery.GPU{first, second}})
+			if diff := cmp.Diff(map[string]Path{first.Name: paths.Of(&first), second.Name: want[1]}, got); diff != "" {
+				t.Errorf("with its UUID (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestParseNamesWhatIsWrong(t *testing.T) {
 	for list, says := range map[string]string{
 		"":                                  `"": "" is no path`,

@@ -107,6 +107,33 @@ func (p *Paths) Of(gpu *discovery.GPU) Path {
 	return DRA
 }
 
+// On are the paths of the node's GPUs, by their names. A GPU that only vfio-pci has seen has no UUID. If the list names one by a UUID that
+// the node does not have, and with another path, it may be that GPU, and then it has none.
+func (p *Paths) On(n *discovery.Node) map[string]Path {
+	var missing []Path
+	for _, name := range p.Unknown(n) {
+		if isUUID(name) {
+			missing = append(missing, p.named[name])
+		}
+	}
+	paths := map[string]Path{}
+	for i := range n.GPUs {
+		gpu := &n.GPUs[i]
+		path := p.Of(gpu)
+		isNamed := p.named[gpu.Name] != "" || p.named[gpu.PCIBusID] != ""
+		if gpu.Unseen() && !isNamed && slices.ContainsFunc(missing, func(of Path) bool { return of != path }) {
+			path = None
+		}
+		paths[gpu.Name] = path
+	}
+	return paths
+}
+
+// isUUID tells a UUID from the name of a device.
+func isUUID(name string) bool {
+	return strings.HasPrefix(name, "gpu-") && strings.Count(name, "-") == 5
+}
+
 // ClaimsOnly tells that no GPU can have another path than DRA.
 func (p *Paths) ClaimsOnly() bool {
 	for _, path := range p.named {

@@ -95,15 +95,16 @@ func (p *Path) setPaths(paths advertise.Paths) (changed bool) {
 		p.withdrawn = sets.New[string]()
 		return true
 	}
-	for i := range node.GPUs {
-		gpu := &node.GPUs[i]
-		if paths.Of(gpu) == advertise.DevicePlugin {
-			p.moving.leaving.Delete(gpu.Name)
+	for gpu, path := range paths.On(node) {
+		if path == advertise.DevicePlugin {
+			p.moving.leaving.Delete(gpu)
 		} else {
-			p.withdrawn.Delete(gpu.Name) // it may come back to the slices
+			p.withdrawn.Delete(gpu) // it may come back to the slices
 		}
-		if before.Of(gpu) == advertise.DRA {
-			p.claimed.Insert(gpu.Name) // until the ledger is read
+	}
+	for gpu, path := range before.On(node) {
+		if path == advertise.DRA {
+			p.claimed.Insert(gpu) // until the ledger is read
 		}
 	}
 	return true

@@ -179,13 +179,10 @@ func recent(age time.Duration, pods func(context.Context) ([]corev1.Pod, error))
 
 // pathsOf are the paths of the node's GPUs by name. The caller has the lock.
 func (p *Path) pathsOf(node *discovery.Node) map[string]advertise.Path {
-	paths := map[string]advertise.Path{}
-	if node != nil {
-		for i := range node.GPUs {
-			paths[node.GPUs[i].Name] = p.paths.Of(&node.GPUs[i])
-		}
+	if node == nil {
+		return nil
 	}
-	return paths
+	return p.paths.On(node)
 }
 
 // Taint is that of a device of a GPU that has another path by now, and that a claim still has. Nobody else gets it by a claim. Without
@@ -326,6 +323,9 @@ func (p *Path) Look(ctx context.Context) error {
 	var unknown error
 	if names := paths.Unknown(node); len(names) > 0 {
 		unknown = fmt.Errorf("this node has no GPU %s", strings.Join(names, ", "))
+		if slices.ContainsFunc(node.GPUs, func(gpu discovery.GPU) bool { return gpu.Unseen() }) {
+			unknown = fmt.Errorf("%w; a UUID may be that of one that vfio-pci has: name it by its address, or it is offered by nothing", unknown)
+		}
 	}
 	if p.opts.Failed("unknown", unknown) {
 		klog.FromContext(ctx).Info("--advertise names GPUs that are not there", "reason", unknown.Error())

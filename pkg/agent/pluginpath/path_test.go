@@ -7,6 +7,7 @@ import (
 	"context"
 	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -96,5 +97,59 @@ func TestAGPULeavesTheAPIBeforeAnythingWasOffered(t *testing.T) {
 	}
 	if got := forClaims(); !slices.Equal(got, []string{"gpu-1", "gpu-2"}) || p.usesAPI() {
 		t.Errorf("the pod has ended, and claims are offered %v; the API is used still: %t", got, p.usesAPI())
+	}
+}
+
+// unseen is a node whose second GPU an administrator has given to vfio-pci, before or after the agent has seen its UUID.
+type unseen struct{ bound *bool }
+
+const secondUUID = "GPU-8a1b2c3d-0000-4000-8000-00000000000a"
+
+func (u unseen) Node() *discovery.Node {
+	second := discovery.GPU{Name: "gpu-2", UUID: secondUUID}
+	if *u.bound {
+		second.UUID, second.Passthrough = "", &discovery.Passthrough{Bound: true}
+	}
+	return &discovery.Node{GPUs: []discovery.GPU{{Name: "gpu-1", UUID: "GPU-1"}, second}}
+}
+
+func (u unseen) Resources(pool string) (resourceslice.DriverResources, bool) {
+	devices := []resourceapi.Device{{Name: "gpu-1"}, {Name: "gpu-2-vfio"}}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: []resourceslice.Slice{{Devices: devices}}}}}, true
+}
+
+// TestAGPUThatIsKeptFromAllStaysSo when its administrator gives it to vfio-pci, by which NVML does not know its UUID any more: no claim for a
+// virtual machine gets it.
+func TestAGPUThatIsKeptFromAllStaysSo(t *testing.T) {
+	bound := false
+	var reasons []string
+	p := New(Options{
+		Driver: "gpu.nvidia.com", Node: "node-1", KubeletRoot: t.TempDir(), Hardware: unseen{&bound},
+		Records: ledger.At(durable.OS{}, t.TempDir()),
+		Devices: func(context.Context, bool) ([]ledger.PluginDevice, error) { return nil, nil },
+		Failed: func(_ string, err error) bool {
+			if err != nil {
+				reasons = append(reasons, err.Error())
+			}
+			return false
+		},
+		Tell: func(string, string, string) {},
+	})
+	paths, err := advertise.Parse("dra," + secondUUID + "=none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Advertise(Advertised{Paths: paths})
+	for _, bound = range []bool{false, true, false} {
+		reasons = nil
+		p.Step(t.Context())
+		resources, _ := p.ForClaims("node-1")
+		devices := resources.Pools["node-1"].Slices[0].Devices
+		if len(devices) != 1 || devices[0].Name != "gpu-1" || len(devices[0].Taints) > 0 {
+			t.Errorf("vfio-pci has the second GPU: %t; claims are offered %+v", bound, devices)
+		}
+		if told := strings.Contains(strings.Join(reasons, "\n"), "address"); told != bound {
+			t.Errorf("vfio-pci has the second GPU: %t; what is told is %q", bound, reasons)
+		}
 	}
 }
