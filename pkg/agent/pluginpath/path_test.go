@@ -103,10 +103,10 @@ func TestAGPULeavesTheAPIBeforeAnythingWasOffered(t *testing.T) {
 // unseen is a node whose second GPU an administrator has given to vfio-pci, before or after the agent has seen its UUID.
 type unseen struct{ bound *bool }
 
-const secondUUID = "GPU-8a1b2c3d-0000-4000-8000-00000000000a"
+const secondGPU, secondUUID = "gpu-0000-43-00-0", "GPU-8a1b2c3d-0000-4000-8000-00000000000a"
 
 func (u unseen) Node() *discovery.Node {
-	second := discovery.GPU{Name: "gpu-2", UUID: secondUUID}
+	second := discovery.GPU{Name: secondGPU, UUID: secondUUID}
 	if *u.bound {
 		second.UUID, second.Passthrough = "", &discovery.Passthrough{Bound: true}
 	}
@@ -114,7 +114,7 @@ func (u unseen) Node() *discovery.Node {
 }
 
 func (u unseen) Resources(pool string) (resourceslice.DriverResources, bool) {
-	devices := []resourceapi.Device{{Name: "gpu-1"}, {Name: "gpu-2-vfio"}}
+	devices := []resourceapi.Device{{Name: "gpu-1"}, {Name: secondGPU + "-vfio"}}
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: []resourceslice.Slice{{Devices: devices}}}}}, true
 }
 
