@@ -130,6 +130,7 @@ func (n *Node) Offer(policy Policy) {
 	if policy.Ours != nil {
 		ours = policy.Ours()
 	}
+	policy.Shares = policy.Shares.byName(n)
 	for i := range n.GPUs {
 		gpu := &n.GPUs[i]
 		gpu.offer(policy, ours)

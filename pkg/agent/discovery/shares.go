@@ -82,8 +82,34 @@ func ParseShares(gpus string, memoryStep string, computeStep int) (Shares, error
 // selects tells whether the GPU is to be shared.
 func (s *Shares) selects(g *GPU) bool {
 	return s.All || slices.ContainsFunc(s.GPUs, func(name string) bool {
-		return name == g.Name || name == g.PCIBusID || name == strconv.Itoa(g.Index)
+		return name == g.Name || name == g.PCIBusID
 	})
+}
+
+// byName has names of devices in the place of indices.
+func (s Shares) byName(n *Node) Shares {
+	s.GPUs = slices.Clone(s.GPUs)
+	for i, name := range s.GPUs {
+		if at := slices.IndexFunc(n.GPUs, func(g GPU) bool { return name == strconv.Itoa(n.indexOf(&g)) }); at >= 0 {
+			s.GPUs[i] = n.GPUs[at].Name
+		}
+	}
+	return s
+}
+
+// indexOf is the GPU's index as long as claims have passed none through: NVML orders GPUs by address, and leaves these out.
+func (n *Node) indexOf(gpu *GPU) int {
+	index := gpu.Index
+	if gpu.Bound() && !gpu.Unseen() {
+		index = 0 // it is of another time
+	}
+	for i := range n.GPUs {
+		other := &n.GPUs[i]
+		if other.PCIBusID < gpu.PCIBusID && !other.Unseen() && !gpu.Unseen() && (gpu.Bound() || other.Bound()) {
+			index++
+		}
+	}
+	return index
 }
 
 // shares returns how the GPU is divided, nil if it is not. Under MIG it is partitioned instead.
@@ -111,7 +137,7 @@ func (g *GPU) warnOnce(warning string) {
 // Unknown are the names of GPUs to be shared that the node does not have now.
 func (s *Shares) Unknown(n *Node) []string {
 	return slices.DeleteFunc(slices.Clone(s.GPUs), func(name string) bool {
-		one := Shares{GPUs: []string{name}}
+		one := Shares{GPUs: []string{name}}.byName(n)
 		return slices.ContainsFunc(n.GPUs, func(g GPU) bool { return one.selects(&g) })
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -106,6 +107,55 @@ func TestSlicesStayWhileAGPUIsWithAVirtualMachine(t *testing.T) {
 	}
 	if _, err := first.Find(n.ctx, passedGPU); err != nil || n.published(first) != before {
 		t.Errorf("given back: %v\n%s", err, cmp.Diff(before, n.published(first)))
+	}
+}
+
+// TestAGPUThatIsSharedByItsIndexStaysTheSame while virtual machines have GPUs before it, or have that one.
+func TestAGPUThatIsSharedByItsIndexStaysTheSame(t *testing.T) {
+	const second = "gpu-0000-43-00-0"
+	for name, taken := range map[string][]string{
+		"the first":                {passedAddress},
+		"it":                       {"0000:43:00.0"},
+		"it, and then the first":   {"0000:43:00.0", passedAddress},
+		"the first, and then it":   {passedAddress, "0000:43:00.0"},
+		"the third":                {"0000:52:00.0"},
+		"the first, and the third": {passedAddress, "0000:52:00.0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newPassthroughNode(t)
+			n.held = true
+			looks := func(h *Hardware, when string) {
+				h.Offer(discovery.Policy{Passthrough: true, Shares: discovery.Shares{GPUs: []string{"1"}, MemoryStep: 1 << 30}})
+				if err := h.Look(n.ctx); err != nil {
+					t.Fatal(err)
+				}
+				for _, gpu := range h.Node().GPUs {
+					is := slices.ContainsFunc(gpu.Offers, func(o discovery.Offer) bool { return o.Shares != nil })
+					if is != (gpu.Name == second) {
+						t.Errorf("%s: %s is shared: %t", when, gpu.Name, is)
+					}
+				}
+			}
+			h := n.agent()
+			looks(h, "before")
+			for _, address := range taken {
+				if err := h.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, address) }); err != nil {
+					t.Fatal(err)
+				}
+				looks(h, address+" is taken")
+				next := n.agent()
+				looks(next, address+" is taken, the next agent")
+				if err := next.Close(n.ctx); err != nil { // whoever has NVML open keeps GPUs with their driver
+					t.Fatal(err)
+				}
+			}
+			for _, address := range taken {
+				if err := n.binder.GiveBack(n.ctx, address, "nvidia", ""); err != nil {
+					t.Fatal(err)
+				}
+				looks(h, address+" is back")
+			}
+		})
 	}
 }
 
