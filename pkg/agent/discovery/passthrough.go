@@ -43,10 +43,17 @@ type Passthrough struct {
 	Refused string `json:"refused,omitempty"`
 }
 
-// AskPassthrough asks the kernel again about all GPUs: what is remembered of some may be old.
+// AskPassthrough asks the kernel again about all GPUs: what is remembered of some may be old. NVML's indices are then as they have become.
 func (n *Node) AskPassthrough(sysfs fs.ReadLinkFS) {
+	indices := make([]int, len(n.GPUs))
+	for i := range n.GPUs {
+		indices[i] = n.indexOf(&n.GPUs[i])
+	}
 	for i := range n.GPUs {
 		n.GPUs[i].Passthrough = askPassthrough(sysfs, n.GPUs[i].PCIBusID)
+	}
+	for i := range n.GPUs {
+		n.GPUs[i].Index += indices[i] - n.indexOf(&n.GPUs[i])
 	}
 }
 

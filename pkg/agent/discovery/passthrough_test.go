@@ -6,6 +6,7 @@ package discovery
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -125,5 +126,59 @@ func TestAGPUThatNVMLDoesNotSee(t *testing.T) {
 	checkDevice(t, device)
 	if _, known := device.Attributes[AttributeUUID]; known || len(device.Capacity) > 0 || len(device.ConsumesCounters) > 0 {
 		t.Errorf("device %+v of a GPU of which nothing is known", device)
+	}
+}
+
+// TestWhatIsRememberedHasTheIndicesOfNow: an agent that starts while it must not open NVML knows the indices of the one before it, and
+// claims may have passed other GPUs through since.
+func TestWhatIsRememberedHasTheIndicesOfNow(t *testing.T) {
+	const first, second, third = "0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"
+	for name, test := range map[string]struct{ before, now []string }{
+		"the first is taken since":             {now: []string{first}},
+		"both before another are":              {now: []string{first, second}},
+		"the first has come back since":        {before: []string{first}},
+		"another has been taken in its place":  {before: []string{first}, now: []string{second}},
+		"all have come back":                   {before: []string{first, second, third}},
+		"nothing has changed":                  {before: []string{first, third}, now: []string{first, third}},
+		"one that is behind them is taken now": {before: []string{second}, now: []string{second, third}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lib, sysfs := machine(t, "dgx-h100")
+			kernel := sysfs.(nvmlsim.Sysfs)
+			give := func(addresses []string, from, to string) {
+				t.Helper()
+				for _, address := range addresses {
+					for _, write := range [][2]string{
+						{"bus/pci/drivers/" + from + "/unbind", address}, {"bus/pci/devices/" + address + "/driver_override", to},
+						{"bus/pci/drivers/" + to + "/bind", address},
+					} {
+						if err := kernel.Write(write[0], write[1]); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+			all := discover(t, lib, sysfs)
+			give(test.before, "nvidia", "vfio-pci")
+			known := discover(t, lib, sysfs)
+			for i := range known.GPUs {
+				if gpu := &known.GPUs[i]; gpu.Unseen() { // a claim has it
+					passthrough := gpu.Passthrough
+					*gpu = all.GPUs[i]
+					gpu.Passthrough = passthrough
+				}
+			}
+			give(test.before, "vfio-pci", "nvidia")
+			give(test.now, "nvidia", "vfio-pci")
+			for range 2 {
+				known.AskPassthrough(sysfs)
+				for i, want := range all.GPUs {
+					shares := Shares{GPUs: []string{strconv.Itoa(i)}}.byName(known)
+					if shares.GPUs[0] != want.Name {
+						t.Errorf("the GPU of index %d is %s, want %s", i, shares.GPUs[0], want.Name)
+					}
+				}
+			}
+		})
 	}
 }
