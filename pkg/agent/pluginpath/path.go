@@ -324,7 +324,8 @@ func (p *Path) Look(ctx context.Context) error {
 	if names := paths.Unknown(node); len(names) > 0 {
 		unknown = fmt.Errorf("this node has no GPU %s", strings.Join(names, ", "))
 		if slices.ContainsFunc(node.GPUs, func(gpu discovery.GPU) bool { return gpu.Unseen() }) {
-			unknown = fmt.Errorf("%w; a UUID may be that of one that vfio-pci has: name it by its address, or it is offered by nothing", unknown)
+			unknown = fmt.Errorf("%w; a UUID may be that of one that vfio-pci has, which is offered by nothing then: name it by its address, "+
+				"or annotate the Node %s", unknown, Annotation)
 		}
 	}
 	if p.opts.Failed("unknown", unknown) {
