@@ -149,7 +149,8 @@ func TestWhatIsRememberedHasTheIndicesOfNow(t *testing.T) {
 				t.Helper()
 				for _, address := range addresses {
 					for _, write := range [][2]string{
-						{"bus/pci/drivers/" + from + "/unbind", address}, {"bus/pci/devices/" + address + "/driver_override", to},
+						{"bus/pci/drivers/" + from + "/unbind", address},
+						{"bus/pci/devices/" + address + "/driver_override", to},
 						{"bus/pci/drivers/" + to + "/bind", address},
 					} {
 						if err := kernel.Write(write[0], write[1]); err != nil {
