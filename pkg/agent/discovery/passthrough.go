@@ -43,7 +43,8 @@ type Passthrough struct {
 	Refused string `json:"refused,omitempty"`
 }
 
-// AskPassthrough asks the kernel again about all GPUs: what is remembered of some may be old. NVML's indices are then as they have become.
+// AskPassthrough asks the kernel again about all GPUs: what is remembered of some may be old. With them change the
+// indices of others, as NVML leaves out GPUs that vfio-pci has.
 func (n *Node) AskPassthrough(sysfs fs.ReadLinkFS) {
 	indices := make([]int, len(n.GPUs))
 	for i := range n.GPUs {

@@ -328,18 +328,18 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 		"a reset that is required shows in the error": {{0, failed(nvml.ErrResetRequired), "Unhealthy recovery-action=gpu-reset"}},
 		"silence": {
 			{0, answered(well()), "Healthy"},
-			{20, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
-			{40, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
-			{50, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy hung"},
+			{20, silentSince(0), "Healthy"},
+			{40, silentSince(0), "Healthy"},
+			{50, silentSince(0), "Unhealthy hung"},
 			{60, answered(well()), "Unhealthy hung"},
 			{90, answered(well()), "Healthy"},
 		},
 		"slow answers are no silence": {
-			{20, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
-			{30, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
+			{20, silentSince(0), "Healthy"},
+			{30, silentSince(0), "Healthy"},
 			{40, answered(well()), "Healthy"},
-			{60, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
-			{80, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
+			{60, silentSince(0), "Healthy"},
+			{80, silentSince(0), "Healthy"},
 			{85, answered(well()), "Healthy"},
 		},
 		"slow answers are answers: what they do not show any more is over": {
@@ -347,11 +347,11 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{1, failed(lost), "Unhealthy ecc-uncorrected"},
 			{10, failed(lost), "Unhealthy gpu-lost ecc-uncorrected"},
 			{30, answered(well()), "Unhealthy gpu-lost ecc-uncorrected"},
-			{40, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy gpu-lost ecc-uncorrected"},
+			{40, silentSince(0), "Unhealthy gpu-lost ecc-uncorrected"},
 			{42, answered(well()), "Unhealthy gpu-lost ecc-uncorrected"},
-			{52, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy gpu-lost ecc-uncorrected"},
+			{52, silentSince(0), "Unhealthy gpu-lost ecc-uncorrected"},
 			{54, answered(well()), "Unhealthy gpu-lost"},
-			{64, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy gpu-lost"},
+			{64, silentSince(0), "Unhealthy gpu-lost"},
 			{66, answered(well()), "Healthy"},
 		},
 		"one that hung, and whose driver is late with each answer since, hangs no more": {
@@ -410,7 +410,7 @@ func TestAFaultsMessageStaysTheSame(t *testing.T) {
 		"memory errors": func(i int) seen {
 			return answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected = uint64(1 + i) }))
 		},
-		"silence": func(int) seen { return func(now time.Time, s *State) { s.Silent(now, start) } },
+		"silence": func(int) seen { return silentSince(0) },
 		"errors":  func(i int) seen { return failed(fmt.Errorf("call %d", i)) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -302,7 +302,8 @@ func (p *Path) Step(ctx context.Context) (changed bool) {
 	return p.HeldChanged() || left
 }
 
-// usesAPI tells whether the device plugin API offers GPUs, has offered some, or pods have, or had, some from it.
+// usesAPI tells whether the device plugin API offers GPUs, has offered some, pods have some from it, or some have yet to
+// be proved to have left it.
 func (p *Path) usesAPI() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

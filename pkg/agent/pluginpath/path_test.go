@@ -31,8 +31,15 @@ func (twoGPUs) Node() *discovery.Node {
 }
 
 func (twoGPUs) Resources(pool string) (resourceslice.DriverResources, bool) {
-	devices := []resourceapi.Device{{Name: "gpu-1"}, {Name: "gpu-2"}}
-	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: []resourceslice.Slice{{Devices: devices}}}}}, true
+	return resourcesOf(pool, "gpu-1", "gpu-2"), true
+}
+
+func resourcesOf(pool string, names ...string) resourceslice.DriverResources {
+	var devices []resourceapi.Device
+	for _, name := range names {
+		devices = append(devices, resourceapi.Device{Name: name})
+	}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: []resourceslice.Slice{{Devices: devices}}}}}
 }
 
 // whenRead is a disk that calls somebody when a folder is read.
@@ -100,7 +107,7 @@ func TestAGPULeavesTheAPIBeforeAnythingWasOffered(t *testing.T) {
 	}
 }
 
-// unseen is a node whose second GPU an administrator has given to vfio-pci, before or after the agent has seen its UUID.
+// unseen is a node on which vfio-pci has the second GPU while bound is true. Then nobody knows its UUID.
 type unseen struct{ bound *bool }
 
 const secondGPU, secondUUID = "gpu-0000-43-00-0", "GPU-8a1b2c3d-0000-4000-8000-00000000000a"
@@ -114,8 +121,7 @@ func (u unseen) Node() *discovery.Node {
 }
 
 func (u unseen) Resources(pool string) (resourceslice.DriverResources, bool) {
-	devices := []resourceapi.Device{{Name: "gpu-1"}, {Name: secondGPU + "-vfio"}}
-	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: []resourceslice.Slice{{Devices: devices}}}}}, true
+	return resourcesOf(pool, "gpu-1", secondGPU+"-vfio"), true
 }
 
 // TestAGPUThatIsKeptFromAllStaysSo when its administrator gives it to vfio-pci, by which NVML does not know its UUID any more: no claim for a

@@ -372,7 +372,7 @@ func TestAnAgentThatStartsBlindRecovers(t *testing.T) {
 			t.Run(name+"/"+string(op), func(t *testing.T) {
 				t.Parallel()
 				steps, before, after := s.undisturbed(t, op)
-				waited := 0
+				waited, tried := 0, 0
 				blind := func(t *testing.T, n *node, op operation) (*prepare.Manager, prepare.Recovery) {
 					m, recovery, owed := s.blind(t, n, op)
 					waited += owed
@@ -382,6 +382,7 @@ func TestAnAgentThatStartsBlindRecovers(t *testing.T) {
 					if raceDetector && (at+len(steps))%3 != 0 { // make test-long tries all
 						continue
 					}
+					tried++
 					mode, label := durabletest.CrashAfter, "nothing"
 					if at == 0 {
 						mode = durabletest.CrashBefore
@@ -396,7 +397,7 @@ func TestAnAgentThatStartsBlindRecovers(t *testing.T) {
 						s.check(t, n, op, s.run(n, op), before, after, blind)
 					})
 				}
-				t.Logf("tried: %s, %s: ended before the first and after each of %d steps, or at a third of these places, with NVML closed at the start: %d GPUs had to wait for it", name, op, len(steps), waited)
+				t.Logf("tried: %s, %s: ended at %d places of %d steps, with NVML closed at the start: %d GPUs had to wait for it", name, op, tried, len(steps), waited)
 				// To give a GPU back to its driver is to open NVML.
 				if waited == 0 && s.profile != withSound && !raceDetector {
 					t.Error("nothing had to wait for NVML, so it was not seen to be done then")
