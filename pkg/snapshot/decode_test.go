@@ -6,11 +6,14 @@ package snapshot
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand"
 	"reflect"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/go-cmp/cmp"
@@ -173,4 +176,66 @@ func membersOf(t *testing.T, object any) (fields map[string]json.RawMessage) {
 		t.Fatal(err)
 	}
 	return fields
+}
+
+// However a file comes, in pieces of any size and with values of any size, it is divided alike, and nothing that is decoded
+// changes when its block is used again.
+func TestAFileThatComesInPieces(t *testing.T) {
+	var all strings.Builder
+	fmt.Fprintf(&all, ` {"apiVersion":%q , "kind":%q,"taken":"2026-01-02T03:04:05Z","nodes":[`, APIVersion, Kind)
+	for i := range 3 * atOnce { // some larger than a block
+		label := strings.Repeat(`\\\"x`, 1+(i%7)*(i%11))
+		if i%200 == 199 {
+			label = strings.Repeat("long ", blockBytes/4)
+		}
+		if i > 0 {
+			all.WriteString(" ,\n")
+		}
+		fmt.Fprintf(&all, `{"metadata":{"name":"node-%05d","labels":{"a":"%s"}},"spec":{"unschedulable":%t}}`, i, label, i%2 == 0)
+	}
+	all.WriteString(`] , "namespaces":[{"metadata":{"name":"n"}}], "hashedNames" :true } `)
+	want, err := Read(strings.NewReader(all.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, node := range want.Nodes {
+		if node.Name != fmt.Sprintf("node-%05d", i) || node.Spec.Unschedulable != (i%2 == 0) {
+			t.Fatalf("node %d is %s, unschedulable: %t", i, node.Name, node.Spec.Unschedulable)
+		}
+	}
+	seed := rand.Int63()
+	random := rand.New(rand.NewSource(seed))
+	for name, reader := range map[string]io.Reader{
+		"byte by byte":   iotest.OneByteReader(strings.NewReader(all.String())),
+		"half at a time": iotest.HalfReader(strings.NewReader(all.String())),
+		"with its end":   iotest.DataErrReader(strings.NewReader(all.String())),
+		"at random":      &randomReader{strings.NewReader(all.String()), random},
+	} {
+		got, err := Read(reader)
+		if err != nil {
+			t.Fatalf("seed %d: %s: %v", seed, name, err)
+		}
+		if !reflect.DeepEqual(want, got) {
+			t.Errorf("seed %d: %s: %s", seed, name, cmp.Diff(want, got))
+		}
+	}
+	broken := errors.New("the disk is gone")
+	for i, failing := range []io.Reader{
+		iotest.ErrReader(broken), io.MultiReader(strings.NewReader(all.String()[:all.Len()/2]), iotest.ErrReader(broken)),
+		io.MultiReader(strings.NewReader("a: "), iotest.ErrReader(broken)),
+	} {
+		if _, err := Read(failing); !errors.Is(err, broken) || err.Error() != broken.Error() {
+			t.Errorf("reader %d that fails: %v", i, err)
+		}
+	}
+}
+
+// randomReader reads up to some bytes.
+type randomReader struct {
+	io.Reader
+	random *rand.Rand
+}
+
+func (r *randomReader) Read(p []byte) (int, error) {
+	return r.Reader.Read(p[:min(len(p), 1+r.random.Intn(100_000))])
 }

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"runtime"
 	"slices"
 	"sync"
@@ -34,55 +33,64 @@ const (
 
 // Read reads a file: JSON or YAML, plain or packed by gzip. The error names the object and the field that are wrong.
 func Read(r io.Reader) (*Snapshot, error) {
-	content, err := readAll(r)
+	unpacked, err := unpack(r)
 	if err != nil {
 		return nil, err
 	}
-	if trimmed := bytes.TrimLeft(content, " \t\r\n"); len(trimmed) == 0 {
+	bounded := &io.LimitedReader{R: unpacked, N: MaxBytes + 1}
+	file := &text{from: bounded}
+	first, err := file.next()
+	if errors.Is(err, errTruncated) {
 		return nil, errors.New("it is empty")
-	} else if trimmed[0] != '{' {
-		if len(content) > MaxYAMLBytes {
-			return nil, fmt.Errorf("it is YAML of %d bytes, at most %d are read: use JSON", len(content), MaxYAMLBytes)
-		}
-		if content, err = yaml.YAMLToJSON(content); err != nil {
-			return nil, fmt.Errorf("neither JSON nor YAML: %w", err)
-		}
+	} else if err == nil && first != '{' {
+		file, err = fromYAML(io.MultiReader(bytes.NewReader(file.block), bounded))
 	}
-	return decode(content)
-}
-
-// readAll reads all there is, unpacked, and no more than MaxBytes.
-func readAll(r io.Reader) ([]byte, error) {
-	var content bytes.Buffer // it grows once, by the size of a file that is not packed
-	if file, ok := r.(interface{ Stat() (fs.FileInfo, error) }); ok {
-		if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
-			content.Grow(int(min(info.Size(), MaxBytes)) + bytes.MinRead)
-		}
-	}
-	buffered := bufio.NewReader(r)
-	var source io.Reader = buffered
-	if magic, err := buffered.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
-		unpacked, err := gzip.NewReader(buffered)
-		if err != nil {
-			return nil, fmt.Errorf("unpack: %w", err)
-		}
-		source = unpacked
-	}
-	switch n, err := content.ReadFrom(io.LimitReader(source, MaxBytes+1)); {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case n > MaxBytes:
+	}
+	s, err := decode(file)
+	if bounded.N == 0 {
 		return nil, fmt.Errorf("it has more than %d bytes", MaxBytes)
 	}
-	return content.Bytes(), nil
+	return s, err
 }
 
-func decode(content []byte) (*Snapshot, error) {
+// unpack unpacks what is packed.
+func unpack(r io.Reader) (io.Reader, error) {
+	buffered := bufio.NewReader(r)
+	if magic, err := buffered.Peek(2); err != nil || magic[0] != 0x1f || magic[1] != 0x8b {
+		return buffered, nil
+	}
+	unpacked, err := gzip.NewReader(buffered)
+	if err != nil {
+		return nil, fmt.Errorf("unpack: %w", err)
+	}
+	return unpacked, nil
+}
+
+// fromYAML reads YAML as JSON.
+func fromYAML(r io.Reader) (*text, error) {
+	content, err := io.ReadAll(io.LimitReader(r, MaxYAMLBytes+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(content) > MaxYAMLBytes:
+		return nil, fmt.Errorf("it is YAML of more than %d bytes: use JSON", MaxYAMLBytes)
+	}
+	if content, err = yaml.YAMLToJSON(content); err != nil {
+		return nil, fmt.Errorf("neither JSON nor YAML: %w", err)
+	}
+	return &text{from: bytes.NewReader(content)}, nil
+}
+
+func decode(file *text) (*Snapshot, error) {
 	objects := decoding{options: sync.Pool{New: func() any { return remembering() }}}
 	objects.group.SetLimit(1 + runtime.GOMAXPROCS(0))
-	parts, err := members(content, func(name string) bool { return kindNamed(name) >= 0 }, objects.start)
+	parts, err := file.members(func(name string) bool { return kindNamed(name) >= 0 }, objects.start)
 	_ = objects.group.Wait() // errors are told in the order of the kinds
 	switch {
+	case file.failed != nil:
+		return nil, file.failed
 	case errors.Is(err, errTooMany):
 		return nil, err
 	case err != nil:
@@ -133,7 +141,7 @@ type decoded struct {
 	err error
 }
 
-func (d *decoding) start(field string, first int, raw []json.RawMessage) {
+func (d *decoding) start(field string, first int, raw []json.RawMessage, done func()) {
 	k, part := kindNamed(field), &decoded{}
 	if d.parts == nil {
 		d.parts = make([][]*decoded, len(kinds))
@@ -142,6 +150,7 @@ func (d *decoding) start(field string, first int, raw []json.RawMessage) {
 	d.group.Go(func() error {
 		options := d.options.Get().(jsonv2.Options)
 		defer d.options.Put(options)
+		defer done()
 		part.put, part.err = kinds[k].decode(options, first, raw)
 		return nil
 	})

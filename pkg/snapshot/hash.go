@@ -64,7 +64,7 @@ func (s *Snapshot) hashWith(key []byte) (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return decode(hashed)
+	return decode(&text{from: bytes.NewReader(hashed)})
 }
 
 // hideReasons leaves of why something could not be read what is not an answer of a server, which has names of nodes, or addresses.

@@ -42,6 +42,19 @@ func written(t *testing.T, s *snapshot.Snapshot) []byte {
 	return out.Bytes()
 }
 
+func gzipped(t *testing.T, content []byte) []byte {
+	t.Helper()
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	if _, err := w.Write(content); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return packed.Bytes()
+}
+
 // What was written is read again as it was, as JSON, YAML, or packed, and written again it is the same bytes.
 func TestWhatIsWrittenIsRead(t *testing.T) {
 	first := written(t, small().Snapshot())
@@ -49,15 +62,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var packed bytes.Buffer
-	w := gzip.NewWriter(&packed)
-	if _, err := w.Write(first); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{"JSON": first, "YAML": inYAML, "packed": packed.Bytes()} {
+	for name, content := range map[string][]byte{"JSON": first, "YAML": inYAML, "packed": gzipped(t, first)} {
 		s, err := snapshot.Read(bytes.NewReader(content))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -74,6 +79,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 // What is wrong in a file is named.
 func TestWhatIsWrongIsNamed(t *testing.T) {
 	const head = `{"apiVersion":"stowage.dev/v1alpha1","kind":"ClusterSnapshot"`
+	packed := string(gzipped(t, written(t, small().Snapshot())))
 	for name, tc := range map[string]struct{ content, want string }{
 		"empty":             {"", "it is empty"},
 		"another version":   {`{"apiVersion":"stowage.dev/v9","kind":"ClusterSnapshot"}`, `apiVersion "stowage.dev/v9"`},
@@ -106,6 +112,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		},
 		"a null of the installation": {head + `,"installation":{"deployments":[{},null]}}`, "installation: deployments[1]: is null"},
 		"packed, and wrong":          {"\x1f\x8b\x00", "unpack"},
+		"packed, and cut off":        {packed[:len(packed)-20], "unexpected EOF"},
 	} {
 		if _, err := snapshot.Read(strings.NewReader(tc.content)); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want %q", name, err, tc.want)
