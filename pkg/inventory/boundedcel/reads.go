@@ -43,10 +43,10 @@ func (n *names) add(name [2]string) {
 // nobody asks for it; what may be such a one stays.
 func (r *Reads) Of(device cel.Device) cel.Device {
 	if !r.everything {
-		device.Attributes = only(device.Attributes, func(name resourceapi.QualifiedName, value *resourceapi.DeviceAttribute) bool {
+		device.Attributes = only(device.Attributes, func(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) bool {
 			return r.attribute(name, value, device.Driver)
 		})
-		device.Capacity = only(device.Capacity, func(name resourceapi.QualifiedName, _ *resourceapi.DeviceCapacity) bool {
+		device.Capacity = only(device.Capacity, func(name resourceapi.QualifiedName, _ resourceapi.DeviceCapacity) bool {
 			return r.capacity.has(name, device.Driver)
 		})
 	}
@@ -57,22 +57,22 @@ func (r *Reads) Of(device cel.Device) cel.Device {
 // of CEL tells 1 from 1000m.
 func (r *Reads) Same(a, b cel.Device) bool {
 	return a.Driver == b.Driver && ptr.Equal(a.AllowMultipleAllocations, b.AllowMultipleAllocations) &&
-		same(a.Attributes, b.Attributes, func(name resourceapi.QualifiedName, value *resourceapi.DeviceAttribute) bool {
+		same(a.Attributes, b.Attributes, func(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) bool {
 			return r.everything || r.attribute(name, value, a.Driver)
 		}, sameAttribute) &&
-		same(a.Capacity, b.Capacity, func(name resourceapi.QualifiedName, _ *resourceapi.DeviceCapacity) bool {
+		same(a.Capacity, b.Capacity, func(name resourceapi.QualifiedName, _ resourceapi.DeviceCapacity) bool {
 			return r.everything || r.capacity.has(name, a.Driver)
-		}, func(a, b *resourceapi.DeviceCapacity) bool { return a.Value == b.Value })
+		}, func(a, b resourceapi.DeviceCapacity) bool { return a.Value == b.Value })
 }
 
-func (r *Reads) attribute(name resourceapi.QualifiedName, value *resourceapi.DeviceAttribute, driver string) bool {
+func (r *Reads) attribute(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute, driver string) bool {
 	return mayBeInvalid(value) || r.attributes.has(name, driver)
 }
 
-func only[V any](all map[resourceapi.QualifiedName]V, read func(resourceapi.QualifiedName, *V) bool) map[resourceapi.QualifiedName]V {
+func only[V any](all map[resourceapi.QualifiedName]V, read func(resourceapi.QualifiedName, V) bool) map[resourceapi.QualifiedName]V {
 	var some map[resourceapi.QualifiedName]V
 	for name, value := range all {
-		if read(name, &value) {
+		if read(name, value) {
 			if some == nil {
 				some = map[resourceapi.QualifiedName]V{}
 			}
@@ -82,21 +82,21 @@ func only[V any](all map[resourceapi.QualifiedName]V, read func(resourceapi.Qual
 	return some
 }
 
-// same compares what is read.
-func same[V any](a, b map[resourceapi.QualifiedName]V, read func(resourceapi.QualifiedName, *V) bool, equal func(a, b *V) bool) bool {
+// same compares what is read. Values are handed on as they are: by pointer, each would be a copy on the heap.
+func same[V any](a, b map[resourceapi.QualifiedName]V, read func(resourceapi.QualifiedName, V) bool, equal func(a, b V) bool) bool {
 	more := 0 // of a than of b
 	for name, value := range a {
-		if !read(name, &value) {
+		if !read(name, value) {
 			continue
 		}
 		other, found := b[name]
-		if !found || !equal(&value, &other) {
+		if !found || !equal(value, other) {
 			return false
 		}
 		more++
 	}
 	for name, value := range b {
-		if read(name, &value) {
+		if read(name, value) {
 			more--
 		}
 	}
@@ -104,7 +104,7 @@ func same[V any](a, b map[resourceapi.QualifiedName]V, read func(resourceapi.Qua
 }
 
 // mayBeInvalid is whether upstream looks at more than which kind of value it is, in upstream's order: there may be several.
-func mayBeInvalid(a *resourceapi.DeviceAttribute) bool {
+func mayBeInvalid(a resourceapi.DeviceAttribute) bool {
 	switch {
 	case a.IntValues != nil, a.BoolValues != nil, a.StringValues != nil:
 		return false
@@ -114,7 +114,7 @@ func mayBeInvalid(a *resourceapi.DeviceAttribute) bool {
 	return a.IntValue == nil && a.BoolValue == nil && a.StringValue == nil
 }
 
-func sameAttribute(a, b *resourceapi.DeviceAttribute) bool {
+func sameAttribute(a, b resourceapi.DeviceAttribute) bool {
 	return ptr.Equal(a.StringValue, b.StringValue) && ptr.Equal(a.IntValue, b.IntValue) && ptr.Equal(a.BoolValue, b.BoolValue) &&
 		ptr.Equal(a.VersionValue, b.VersionValue) && sameList(a.StringValues, b.StringValues) && sameList(a.IntValues, b.IntValues) &&
 		sameList(a.BoolValues, b.BoolValues) && sameList(a.VersionValues, b.VersionValues)
