@@ -25,7 +25,7 @@ type GPU struct {
 	// Name of the device in ResourceSlices, from the PCI address, so that it
 	// stays the same over reboots and lost GPUs: "gpu-0000-1b-00-0".
 	Name string `json:"name"`
-	// Index and Minor are today's numbers; both may change with a reboot.
+	// Index and Minor are today's numbers; both may change with a reboot. A GPU that NVML does not number has the index -1.
 	Index int    `json:"index"`
 	Minor int    `json:"minor"`
 	UUID  string `json:"uuid"`

@@ -48,13 +48,13 @@ type Passthrough struct {
 func (n *Node) AskPassthrough(sysfs fs.ReadLinkFS) {
 	indices := make([]int, len(n.GPUs))
 	for i := range n.GPUs {
-		indices[i] = n.indexOf(&n.GPUs[i])
+		indices[i] = n.IndexOf(&n.GPUs[i])
 	}
 	for i := range n.GPUs {
 		n.GPUs[i].Passthrough = askPassthrough(sysfs, n.GPUs[i].PCIBusID)
 	}
 	for i := range n.GPUs {
-		n.GPUs[i].Index += indices[i] - n.indexOf(&n.GPUs[i])
+		n.GPUs[i].Index += indices[i] - n.IndexOf(&n.GPUs[i])
 	}
 }
 

@@ -90,27 +90,30 @@ func (s *Shares) selects(g *GPU) bool {
 func (s Shares) byName(n *Node) Shares {
 	s.GPUs = slices.Clone(s.GPUs)
 	for i, name := range s.GPUs {
-		if at := slices.IndexFunc(n.GPUs, func(g GPU) bool { return name == strconv.Itoa(n.indexOf(&g)) }); at >= 0 {
+		if at := slices.IndexFunc(n.GPUs, func(g GPU) bool { return name == strconv.Itoa(n.IndexOf(&g)) }); at >= 0 {
 			s.GPUs[i] = n.GPUs[at].Name
 		}
 	}
 	return s
 }
 
-// indexOf is the GPU's index as long as claims have passed none through: NVML orders GPUs by address, and leaves these out.
-func (n *Node) indexOf(gpu *GPU) int {
+// IndexOf is the GPU's index as long as claims have passed none through: NVML orders GPUs by address, and leaves these out.
+func (n *Node) IndexOf(gpu *GPU) int {
 	index := gpu.Index
-	if gpu.Bound() && !gpu.Unseen() {
+	if gpu.leftOut() && !gpu.Unseen() {
 		index = 0 // it is of another time
 	}
 	for i := range n.GPUs {
 		other := &n.GPUs[i]
-		if other.PCIBusID < gpu.PCIBusID && !other.Unseen() && !gpu.Unseen() && (gpu.Bound() || other.Bound()) {
+		if other.PCIBusID < gpu.PCIBusID && !other.Unseen() && !gpu.Unseen() && (gpu.leftOut() || other.leftOut()) {
 			index++
 		}
 	}
 	return index
 }
+
+// leftOut tells that NVML does not number the GPU.
+func (g *GPU) leftOut() bool { return g.Bound() || g.Index < 0 }
 
 // shares returns how the GPU is divided, nil if it is not. Under MIG it is partitioned instead.
 func (g *GPU) shares(policy *Policy) *Shares {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -107,6 +108,86 @@ func TestSlicesStayWhileAGPUIsWithAVirtualMachine(t *testing.T) {
 	}
 	if _, err := first.Find(n.ctx, passedGPU); err != nil || n.published(first) != before {
 		t.Errorf("given back: %v\n%s", err, cmp.Diff(before, n.published(first)))
+	}
+}
+
+// TestGPUsThatAreSharedByTheirIndicesStayTheSameWhenOneIsLost: NVML counts it still. What is remembered of it is of the time when it answered,
+// and virtual machines have got GPUs before it since, or have given them back.
+func TestGPUsThatAreSharedByTheirIndicesStayTheSameWhenOneIsLost(t *testing.T) {
+	const lost, behind = "gpu-0000-52-00-0", "gpu-0000-61-00-0"
+	for name, steps := range map[string][]string{
+		"a GPU before it is taken afterwards":             {"lose", "take 1b"},
+		"two are":                                         {"lose", "take 1b", "take 43"},
+		"one is taken before":                             {"take 1b", "lose"},
+		"which comes back":                                {"take 1b", "lose", "give 1b"},
+		"which comes back, and another is taken":          {"take 1b", "lose", "give 1b", "take 43"},
+		"one is taken, and comes back":                    {"lose", "take 1b", "give 1b"},
+		"it is there again":                               {"lose", "take 1b", "restore"},
+		"it is there again before the other one is":       {"take 1b", "lose", "restore", "give 1b"},
+		"two are taken before, and both come back":        {"take 1b", "take 43", "lose", "give 1b", "give 43"},
+		"one behind both is taken, and then one before":   {"lose", "take 9d", "take 1b"},
+		"one before is taken, it is lost, one more taken": {"take 43", "lose", "take 1b"},
+		"a virtual machine has had it":                    {"take 52", "spoil 52"},
+		"and has one before it":                           {"take 1b", "take 52", "spoil 52", "give 1b"},
+		"one has no driver before it comes back":          {"take 1b", "unbind 1b", "bind 1b"},
+		"which comes back while it is lost":               {"take 1b", "unbind 1b", "lose", "take 43", "bind 1b", "give 43"},
+		"it is taken out while a claim has it":            {"remove", "take 1b", "add", "give 1b"},
+		"one before it is, too":                           {"take 1b", "remove", "give 1b", "take 43", "add"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newPassthroughNode(t)
+			n.held = true
+			looks := func(h *Hardware, when string) {
+				h.Offer(discovery.Policy{Passthrough: true, Shares: discovery.Shares{GPUs: []string{"2", "3"}, MemoryStep: 1 << 30}})
+				if err := h.Look(n.ctx); err != nil {
+					t.Fatal(err)
+				}
+				for _, gpu := range h.Node().GPUs {
+					is := slices.ContainsFunc(gpu.Offers, func(o discovery.Offer) bool { return o.Shares != nil })
+					if is != (gpu.Name == lost || gpu.Name == behind) {
+						t.Errorf("%s: %s is shared: %t", when, gpu.Name, is)
+					}
+				}
+			}
+			h, sysfs := n.agent(), n.machine.NVML().Sysfs()
+			for _, step := range steps {
+				what, of, _ := strings.Cut(step, " ")
+				address := "0000:" + of + ":00.0"
+				var err error
+				switch what {
+				case "lose":
+					_, err = n.machine.Do(&nvmlsim.LoseGPU{GPU: "2"})
+				case "restore":
+					_, err = n.machine.Do(&nvmlsim.RestoreGPU{GPU: "2"})
+				case "take":
+					err = h.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, address) })
+				case "give":
+					err = n.binder.GiveBack(n.ctx, address, "nvidia", "")
+				case "unbind":
+					err = sysfs.Write("bus/pci/drivers/vfio-pci/unbind", address)
+					err = errors.Join(err, sysfs.Write("bus/pci/devices/"+address+"/driver_override", "\n"))
+				case "bind":
+					err = sysfs.Write("bus/pci/drivers/nvidia/bind", address)
+				case "remove":
+					_, err = n.machine.Do(&nvmlsim.RemoveGPU{GPU: "2"})
+				case "add":
+					_, err = n.machine.Do(&nvmlsim.AddGPU{GPU: "2"})
+				case "spoil": // it comes back, and does not answer
+					err = n.binder.GiveBack(n.ctx, address, "nvidia", "")
+					_, lose := n.machine.Do(&nvmlsim.LoseGPU{GPU: "2"})
+					err = errors.Join(err, lose)
+				}
+				if err != nil {
+					t.Fatalf("%s: %v", step, err)
+				}
+				looks(h, step)
+				next := n.agent()
+				looks(next, step+", the next agent")
+				if err := next.Close(n.ctx); err != nil { // whoever has NVML open keeps GPUs with their driver
+					t.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

@@ -26,21 +26,34 @@ import (
 
 // keepMissing adds to what was found the GPUs that were known and do not answer now. A GPU that is lost has to stay in the
 // ResourceSlices, or its taint would be gone with it and the pods that have it would never be moved. One that was taken out,
-// without anybody holding it, is not kept.
-func keepMissing(found *discovery.Node, known []discovery.GPU, held func(gpu string) bool) {
+// without anybody holding it, is not kept. What was known of their indices is of another time: claims may have passed others through since.
+func keepMissing(found, known *discovery.Node, held func(gpu string) bool) {
 	nameless := slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool { return f.UUID == "" && f.PCIBusID == "" })
-	for _, gpu := range known {
+	numbered := map[string]int{}
+	for _, gpu := range known.GPUs {
 		if slices.ContainsFunc(found.GPUs, func(g discovery.GPU) bool { return g.Name == gpu.Name }) {
 			continue
 		}
 		failed := slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool {
 			return f.UUID != "" && f.UUID == gpu.UUID || f.PCIBusID != "" && f.PCIBusID == gpu.PCIBusID
 		})
-		if failed || nameless || held(gpu.Name) {
-			found.GPUs = append(found.GPUs, gpu)
+		switch {
+		case failed || nameless: // NVML numbers it, so vfio-pci does not have it
+			numbered[gpu.Name] = known.IndexOf(&gpu)
+			gpu.Index, gpu.Passthrough = 0, nil
+		case held(gpu.Name):
+			gpu.Index = -1
+		default:
+			continue
 		}
+		found.GPUs = append(found.GPUs, gpu)
 	}
 	slices.SortFunc(found.GPUs, func(a, b discovery.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) })
+	for i := range found.GPUs {
+		if index, ok := numbered[found.GPUs[i].Name]; ok {
+			found.GPUs[i].Index = index - found.IndexOf(&found.GPUs[i])
+		}
+	}
 }
 
 // keepBound puts what was known of a GPU that a claim has passed through in the place of the little that is known of it now. What it is
@@ -164,8 +177,8 @@ func healthDir(stateDir string) string {
 // add puts what is known of GPUs that do not answer, or that a claim has passed through, in the place of the little that
 // is known of them now.
 func (m *memory) add(ctx context.Context, node *discovery.Node, held func(gpu string) bool) {
-	known := m.before(ctx).GPUs
-	keepBound(node, known, held)
+	known := m.before(ctx)
+	keepBound(node, known.GPUs, held)
 	keepMissing(node, known, held)
 }
 
