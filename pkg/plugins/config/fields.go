@@ -6,6 +6,7 @@ package config
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -118,7 +119,7 @@ func Misfits(args map[string]any) []Misfit {
 
 func misfitsOf(prefix string, args map[string]any, fields []Field) []Misfit {
 	var misfits []Misfit
-	for _, name := range sortedKeys(args) {
+	for _, name := range slices.Sorted(maps.Keys(args)) {
 		path, value := prefix+name, args[name]
 		if prefix == "" && (name == "apiVersion" || name == "kind") {
 			continue
@@ -200,13 +201,4 @@ func jsonText(value any) string {
 		return fmt.Sprint(value)
 	}
 	return string(data)
-}
-
-func sortedKeys(m map[string]any) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }

@@ -5,7 +5,6 @@ package config
 
 import (
 	"k8s.io/apimachinery/pkg/runtime"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
@@ -15,17 +14,16 @@ import (
 // kube-scheduler has no hook for the types of out-of-tree plugins. Its loader uses two schemes: one decodes
 // the file, the other one defaults and converts plugin arguments.
 func init() {
-	utilruntime.Must(AddToScheme(scheme.Scheme))
-	utilruntime.Must(AddToScheme(schedulerconfigv1.GetPluginArgConversionScheme()))
+	addToScheme(scheme.Scheme)
+	addToScheme(schedulerconfigv1.GetPluginArgConversionScheme())
 }
 
-// AddToScheme registers the argument types and their defaults. The kind is the plugin's name followed by
+// addToScheme registers the argument types and their defaults. The kind is the plugin's name followed by
 // "Args", which is how kube-scheduler's loader finds it.
-func AddToScheme(s *runtime.Scheme) error {
+func addToScheme(s *runtime.Scheme) {
 	s.AddKnownTypes(configv1.SchemeGroupVersion, &DeviceClaimsArgs{})
 	s.AddKnownTypes(schedulerconfig.SchemeGroupVersion, &DeviceClaimsArgs{})
 	s.AddTypeDefaultingFunc(&DeviceClaimsArgs{}, func(obj any) {
 		SetDefaultsDeviceClaimsArgs(obj.(*DeviceClaimsArgs))
 	})
-	return nil
 }
