@@ -4,44 +4,26 @@
 package config
 
 import (
+	"cmp"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
 
 // SetDefaultsDeviceClaimsArgs fills in the fields that are not set.
 func SetDefaultsDeviceClaimsArgs(args *DeviceClaimsArgs) {
-	if args.FilterTimeout == nil {
-		args.FilterTimeout = &metav1.Duration{Duration: DefaultFilterTimeout}
-	}
-	if args.BindingTimeout == nil {
-		args.BindingTimeout = &metav1.Duration{Duration: DefaultBindingTimeout}
-	}
-	if args.Fence == nil {
-		args.Fence = &FenceArgs{}
-	}
-	if args.Fence.Enabled == nil {
-		args.Fence.Enabled = ptr.To(true)
-	}
-	if args.Fence.Timeout == nil {
-		args.Fence.Timeout = &metav1.Duration{Duration: DefaultFenceTimeout}
-	}
-	if args.Fence.Jitter == nil {
-		args.Fence.Jitter = &metav1.Duration{Duration: DefaultFenceJitter}
-	}
-	if args.AuditPeriod == nil {
-		args.AuditPeriod = &metav1.Duration{Duration: DefaultAuditPeriod}
-	}
-	if args.Ownership == nil {
-		args.Ownership = &OwnershipArgs{}
-	}
-	if args.Ownership.Enabled == nil {
-		args.Ownership.Enabled = ptr.To(false)
-	}
-	if args.Ownership.Driver == "" {
-		args.Ownership.Driver = DefaultOwnedDriver
-	}
-	args.ScoringStrategy = args.ScoringStrategy.withDefaults()
-	if args.ClaimsOfOtherNamespaces == "" {
-		args.ClaimsOfOtherNamespaces = CountClaims
-	}
+	args.FilterTimeout = cmp.Or(args.FilterTimeout, &metav1.Duration{Duration: DefaultFilterTimeout})
+	args.BindingTimeout = cmp.Or(args.BindingTimeout, &metav1.Duration{Duration: DefaultBindingTimeout})
+	args.AuditPeriod = cmp.Or(args.AuditPeriod, &metav1.Duration{Duration: DefaultAuditPeriod})
+	args.Fence = cmp.Or(args.Fence, &FenceArgs{})
+	args.Fence.Enabled = cmp.Or(args.Fence.Enabled, ptr.To(true))
+	args.Fence.Timeout = cmp.Or(args.Fence.Timeout, &metav1.Duration{Duration: DefaultFenceTimeout})
+	args.Fence.Jitter = cmp.Or(args.Fence.Jitter, &metav1.Duration{Duration: DefaultFenceJitter})
+	args.ScoringStrategy = cmp.Or(args.ScoringStrategy, &ScoringStrategy{})
+	args.ScoringStrategy.Type = cmp.Or(args.ScoringStrategy.Type, DefaultScoringStrategyType)
+	args.ScoringStrategy.Devices = cmp.Or(args.ScoringStrategy.Devices, DefaultDeviceOrder)
+	args.Ownership = cmp.Or(args.Ownership, &OwnershipArgs{})
+	args.Ownership.Enabled = cmp.Or(args.Ownership.Enabled, ptr.To(false))
+	args.Ownership.Driver = cmp.Or(args.Ownership.Driver, DefaultOwnedDriver)
+	args.ClaimsOfOtherNamespaces = cmp.Or(args.ClaimsOfOtherNamespaces, CountClaims)
 }

@@ -51,29 +51,6 @@ const (
 	FirstFit    DeviceOrder = "FirstFit"
 )
 
-// withDefaults returns a strategy in which what s leaves open has its default.
-func (s *ScoringStrategy) withDefaults() *ScoringStrategy {
-	out := ScoringStrategy{}
-	if s != nil {
-		out = *s
-	}
-	if out.Type == "" {
-		out.Type = DefaultScoringStrategyType
-	}
-	if out.Devices == "" {
-		out.Devices = DefaultDeviceOrder
-	}
-	return &out
-}
-
-func (s *ScoringStrategy) deepCopy() *ScoringStrategy {
-	if s == nil {
-		return nil
-	}
-	out := *s
-	return &out
-}
-
 func validateScoringStrategy(path *field.Path, s *ScoringStrategy) field.ErrorList {
 	if s == nil {
 		return field.ErrorList{field.Required(path, "")}

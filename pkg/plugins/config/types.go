@@ -8,7 +8,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/utils/ptr"
 )
 
 // Defaults of [DeviceClaimsArgs]. The first two are those of kube-scheduler's DynamicResourcesArgs.
@@ -123,38 +122,26 @@ func (a *DeviceClaimsArgs) DeepCopyObject() runtime.Object {
 		return nil
 	}
 	out := *a
-	out.FilterTimeout = copyDuration(a.FilterTimeout)
-	out.BindingTimeout = copyDuration(a.BindingTimeout)
-	out.AuditPeriod = copyDuration(a.AuditPeriod)
-	out.Fence = a.Fence.deepCopy()
-	out.ScoringStrategy = a.ScoringStrategy.deepCopy()
-	if a.Ownership != nil {
-		ownership := *a.Ownership
-		if a.Ownership.Enabled != nil {
-			ownership.Enabled = ptr.To(*a.Ownership.Enabled)
-		}
-		out.Ownership = &ownership
+	out.FilterTimeout = copied(a.FilterTimeout)
+	out.BindingTimeout = copied(a.BindingTimeout)
+	out.AuditPeriod = copied(a.AuditPeriod)
+	out.ScoringStrategy = copied(a.ScoringStrategy)
+	if out.Fence = copied(a.Fence); out.Fence != nil {
+		out.Fence.Enabled = copied(a.Fence.Enabled)
+		out.Fence.Timeout = copied(a.Fence.Timeout)
+		out.Fence.Jitter = copied(a.Fence.Jitter)
+	}
+	if out.Ownership = copied(a.Ownership); out.Ownership != nil {
+		out.Ownership.Enabled = copied(a.Ownership.Enabled)
 	}
 	return &out
 }
 
-func (a *FenceArgs) deepCopy() *FenceArgs {
-	if a == nil {
+// copied returns a copy of what the pointer points to, nil if that is nothing.
+func copied[T any](p *T) *T {
+	if p == nil {
 		return nil
 	}
-	out := *a
-	if a.Enabled != nil {
-		out.Enabled = ptr.To(*a.Enabled)
-	}
-	out.Timeout = copyDuration(a.Timeout)
-	out.Jitter = copyDuration(a.Jitter)
-	return &out
-}
-
-func copyDuration(d *metav1.Duration) *metav1.Duration {
-	if d == nil {
-		return nil
-	}
-	out := *d
+	out := *p
 	return &out
 }
