@@ -120,9 +120,10 @@ type Checker struct {
 	user string
 	// unanswered says in a word why the last look had no answer, empty if it had one.
 	unanswered string
-	// looked is closed when the first look has ended, with or without an answer.
-	looked chan struct{}
-	denied Denials
+	// looked is closed when the first look has ended, with or without an answer, which sawOnce notes.
+	looked  chan struct{}
+	sawOnce func()
+	denied  Denials
 }
 
 // NewChecker returns a checker of the rights that the client's user should have, and of the writes that it must not make. Run makes it
@@ -130,19 +131,11 @@ type Checker struct {
 func NewChecker(client kubernetes.Interface, required []Right, writes []policies.Write, clock clock.Clock, denied Denials) *Checker {
 	registerMetrics()
 	c := &Checker{client: client, required: required, writes: writes, clock: clock, looked: make(chan struct{}), denied: denied}
+	c.sawOnce = sync.OnceFunc(func() { close(c.looked) })
 	if len(required) == 0 {
-		close(c.looked)
+		c.sawOnce()
 	}
 	return c
-}
-
-// sawOnce notes that a look has ended. The mutex is held.
-func (c *Checker) sawOnce() {
-	select {
-	case <-c.looked:
-	default:
-		close(c.looked)
-	}
 }
 
 // Run looks at the rights until ctx ends.
@@ -177,9 +170,7 @@ func (c *Checker) Look(ctx context.Context) (again bool) {
 	missing, more, err := c.ask(ctx)
 	if err != nil {
 		c.reportAnswer(klog.FromContext(ctx), err)
-		c.mu.Lock()
 		c.sawOnce()
-		c.mu.Unlock()
 		return true
 	}
 	void, unknown := policies.Void(context.WithValue(ctx, refusalIsRight{}, true), c.client, c.writes)
