@@ -27,24 +27,20 @@ type Set struct {
 }
 
 // Option is what is unusual about a set.
-type Option func(*settings)
-
-type settings struct {
-	limits deviceclaims.Limits
-}
+type Option func(*deviceclaims.Limits)
 
 // WithLimits gives the plugins more time for what they may leave half done, or less.
 func WithLimits(limits deviceclaims.Limits) Option {
-	return func(s *settings) { s.limits = limits }
+	return func(l *deviceclaims.Limits) { *l = limits }
 }
 
 // NewSet returns the plugins for one scheduler.
 func NewSet(options ...Option) *Set {
-	var s settings
+	var limits deviceclaims.Limits
 	for _, option := range options {
-		option(&s)
+		option(&limits)
 	}
-	return &Set{shared: deviceclaims.NewShared(s.limits)}
+	return &Set{shared: deviceclaims.NewShared(limits)}
 }
 
 // NewRegistry is the registry of a new set, for a scheduler that is not adopted: a test's or a benchmark's.
