@@ -151,7 +151,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 }
 
 // byUID takes the events of pods. One that was deleted and made anew under its name while the informer did not
-// hear is two pods, not one that was updated.
+// hear is two pods, not one that was updated. One that was only deleted meanwhile is told as it was last known.
 type byUID struct{ cache.ResourceEventHandler }
 
 // OnUpdate implements [cache.ResourceEventHandler].
@@ -164,6 +164,14 @@ func (h byUID) OnUpdate(before, after any) {
 		return
 	}
 	h.ResourceEventHandler.OnUpdate(before, after)
+}
+
+// OnDelete implements [cache.ResourceEventHandler].
+func (h byUID) OnDelete(gone any) {
+	if tombstone, ok := gone.(cache.DeletedFinalStateUnknown); ok {
+		gone = tombstone.Obj
+	}
+	h.ResourceEventHandler.OnDelete(gone)
 }
 
 // own has the rule of a profile kept as its arguments want it, from when the scheduler leads.

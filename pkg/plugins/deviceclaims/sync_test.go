@@ -11,7 +11,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 )
 
@@ -68,5 +70,44 @@ func TestPreFilterEndsWithoutTheTracker(t *testing.T) {
 	_, status := h.plugin.PreFilter(ctx, framework.NewCycleState(), pod("p", "wanted"), h.nodes)
 	if status.IsSuccess() || status.IsRejected() || !strings.Contains(status.Message(), "first list of ResourceClaims") {
 		t.Errorf("PreFilter: %v", status)
+	}
+}
+
+// Of a pod that was deleted while the informer did not hear there is only how it was last known. One that was made anew under its name is
+// another pod.
+func TestPodsEndAlsoWhileTheInformerDoesNotHear(t *testing.T) {
+	p, q := pod("p"), pod("q")
+	anew := p.DeepCopy()
+	anew.UID = "anew"
+	for name, tc := range map[string]struct {
+		happens func(cache.ResourceEventHandler)
+		want    []string
+	}{
+		"deleted": {
+			happens: func(h cache.ResourceEventHandler) { h.OnDelete(p); h.OnDelete(q) },
+			want:    []string{"gone " + string(p.UID), "gone " + string(q.UID)},
+		},
+		"deleted unheard": {
+			happens: func(h cache.ResourceEventHandler) {
+				h.OnDelete(cache.DeletedFinalStateUnknown{Key: "team-a/p", Obj: p})
+				h.OnDelete(cache.DeletedFinalStateUnknown{Key: "team-a/q", Obj: q})
+			},
+			want: []string{"gone " + string(p.UID), "gone " + string(q.UID)},
+		},
+		"updated":   {happens: func(h cache.ResourceEventHandler) { h.OnUpdate(p, p) }, want: []string{"now " + string(p.UID)}},
+		"made anew": {happens: func(h cache.ResourceEventHandler) { h.OnUpdate(p, anew) }, want: []string{"gone " + string(p.UID), "new anew"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var told []string
+			tell := func(what string, obj any) { told = append(told, what+" "+string(obj.(*v1.Pod).UID)) }
+			tc.happens(byUID{cache.ResourceEventHandlerFuncs{
+				AddFunc:    func(obj any) { tell("new", obj) },
+				UpdateFunc: func(_, obj any) { tell("now", obj) },
+				DeleteFunc: func(obj any) { tell("gone", obj) },
+			}})
+			if diff := cmp.Diff(tc.want, told); diff != "" {
+				t.Errorf("what is told differs (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -131,9 +131,6 @@ func (n *Nominations) PodHandler() cache.ResourceEventHandler {
 			}
 		},
 		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
 			if pod, ok := obj.(*v1.Pod); ok {
 				n.EndWait(pod.UID)
 				n.End(pod.UID, all)

@@ -28,9 +28,6 @@ import (
 // device, nobody else would wake the pod. As long as victims are being evicted the queue keeps the pod back.
 func VictimHandler(ctx context.Context, handle fwk.Handle, claims *tracker.Tracker) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
-		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-			obj = tombstone.Obj
-		}
 		victim, ok := obj.(*v1.Pod)
 		if !ok || !wasPreempted(victim) {
 			return

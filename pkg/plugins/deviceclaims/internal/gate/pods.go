@@ -174,9 +174,6 @@ func (g *Pods) PodHandler(ctx context.Context) cache.ResourceEventHandler {
 			}
 		},
 		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
 			pod, ok := obj.(*v1.Pod)
 			if !ok {
 				return

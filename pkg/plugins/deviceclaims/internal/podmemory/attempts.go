@@ -128,9 +128,6 @@ func (a *Attempts) HaveGivenWay(pod *v1.Pod) sets.Set[types.UID] {
 // PodHandler forgets pods that are gone.
 func (a *Attempts) PodHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
-		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-			obj = tombstone.Obj
-		}
 		if pod, ok := obj.(*v1.Pod); ok && podclaims.GroupOf(pod) != "" {
 			a.Forget(pod)
 		}

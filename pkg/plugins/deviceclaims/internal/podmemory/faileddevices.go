@@ -110,9 +110,6 @@ func (e *FailedDevices) PodHandler() cache.ResourceEventHandler {
 			}
 		},
 		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
 			if pod, ok := obj.(*v1.Pod); ok {
 				e.forget(pod.UID)
 			}

@@ -215,9 +215,6 @@ func (w *Pods) PodHandler() cache.ResourceEventHandler {
 			}
 		},
 		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
 			if pod, ok := obj.(*v1.Pod); ok {
 				w.Gone(pod.UID, pod.Spec.NodeName != "")
 			}
