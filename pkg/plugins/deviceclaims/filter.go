@@ -67,7 +67,7 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	if result.Fits() {
 		c.Findings().Set(node.Name, cycle.NodeResult{Variant: wanted, Score: result.Score, Size: result.Size, Unseen: held})
 		if pl.hasFailed(ctx, c, input) {
-			c.Findings().SetFailed()
+			c.Findings().Failed.Store(true)
 			return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonFailed)
 		}
 		return nil
@@ -75,7 +75,7 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	refusal := pl.rivals.Judge(ctx, &c.Situation, pod,
 		contention.Refused{Node: nodeInfo, Requests: wanted.Requests, Failure: result.Failure, Time: c.Budget})
 	if refusal.Undecided {
-		c.Results.SetUndecided()
+		c.Results.Undecided.Store(true)
 	}
 	c.Findings().Set(node.Name,
 		cycle.NodeResult{Variant: wanted, Failure: result.Failure, Evictable: refusal.Code == fwk.Unschedulable && len(refusal.Leaving) == 0})

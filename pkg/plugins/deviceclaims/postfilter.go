@@ -133,7 +133,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle.State, again bool) (until time.T
 		until = pl.time.HasTimeAt(pod)
 	}
 	missing := slices.Values(nodes)
-	if c.Results.IsClassless() {
+	if c.Results.Classless.Load() {
 		missing = pl.allNodes()
 	}
 	for i := range c.Claims {

@@ -38,7 +38,7 @@ func (pl *Plugin) hasFailed(ctx context.Context, c *cycle.State, in allocator.In
 // tryAgain ends an attempt for which nothing was left but what had failed for the pod before: that may be tried now. It is
 // nil if there is something else to wait for.
 func (pl *Plugin) tryAgain(ctx context.Context, c *cycle.State, pod *v1.Pod) *fwk.Status {
-	if !c.Results.HaveFailed() {
+	if !c.Results.Failed.Load() {
 		return nil
 	}
 	pl.shared.memory.Failed.Relax(pod.UID)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -23,17 +24,18 @@ type Results struct {
 	// parent has the results of the state of which this one's is a clone.
 	parent *Results
 
+	// Failed tells that a node was refused because it only has what could not be made ready for the pod.
+	Failed atomic.Bool
+	// Classless tells that a node was refused because what it has to satisfy cannot be said without a class.
+	Classless atomic.Bool
+	// Undecided tells that there was no time to find out whether others can be evicted from a node.
+	Undecided atomic.Bool
+
 	mutex    sync.Mutex
 	nodes    map[string]NodeResult
 	unusable sets.Set[int]
-	// failed tells that a node was refused because it only has what could not be made ready for the pod.
-	failed bool
-	// classless tells that a node was refused because what it has to satisfy cannot be said without a class.
-	classless bool
 	// unseen are the nodes that were refused because it is not known which devices a device plugin has.
 	unseen []string
-	// undecided tells that there was no time to find out whether others can be evicted from a node.
-	undecided bool
 	// leaving are the claims whose end the pod has to wait for, on the node that it is nominated to.
 	leaving     []*contention.Holder
 	leavingNode string
@@ -79,24 +81,20 @@ func (r *Results) Get(node string) (NodeResult, bool) {
 
 // Accepted returns the nodes that were not refused, in no order.
 func (r *Results) Accepted() []string {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	var nodes []string
-	for name, result := range r.nodes {
-		if result.Failure == nil {
-			nodes = append(nodes, name)
-		}
-	}
-	return nodes
+	return r.nodesWith(func(result NodeResult) bool { return result.Failure == nil })
 }
 
 // Evictable returns the nodes that would do without pods of lower priority, in no order.
 func (r *Results) Evictable() []string {
+	return r.nodesWith(func(result NodeResult) bool { return result.Evictable })
+}
+
+func (r *Results) nodesWith(is func(NodeResult) bool) []string {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	var nodes []string
 	for name, result := range r.nodes {
-		if result.Evictable {
+		if is(result) {
 			nodes = append(nodes, name)
 		}
 	}
@@ -127,20 +125,6 @@ func (r *Results) SetUnusable(claim int) {
 	r.unusable.Insert(claim)
 }
 
-// SetFailed notes that a node was refused because it only has what could not be made ready for the pod.
-func (r *Results) SetFailed() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	r.failed = true
-}
-
-// SetClassless notes that a node was refused because what it has to satisfy cannot be said without a class.
-func (r *Results) SetClassless() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	r.classless = true
-}
-
 // SetUnseen notes that a node was refused because it is not known which devices a device plugin has.
 func (r *Results) SetUnseen(node string) {
 	r.mutex.Lock()
@@ -155,33 +139,9 @@ func (r *Results) UnseenOn() []string {
 	return slices.Clone(r.unseen)
 }
 
-// IsClassless tells whether SetClassless was called.
-func (r *Results) IsClassless() bool {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	return r.classless
-}
-
-// HaveFailed tells whether SetFailed was called.
-func (r *Results) HaveFailed() bool {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	return r.failed
-}
-
-// SetUndecided notes that there was no time to find out whether others can be evicted from a node.
-func (r *Results) SetUndecided() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	r.undecided = true
-}
-
 // IsUndecided tells whether the time was not enough for some node.
 func (r *Results) IsUndecided() bool {
-	r.mutex.Lock()
-	undecided := r.undecided
-	r.mutex.Unlock()
-	if undecided {
+	if r.Undecided.Load() {
 		return true
 	}
 	for _, failure := range r.Failures() {

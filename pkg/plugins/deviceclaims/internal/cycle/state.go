@@ -87,9 +87,9 @@ func (c *State) WantedOn(resources *extended.Resources, node fwk.NodeInfo) (*ext
 	case extended.OfAgent:
 		c.Findings().SetUnseen(node.Node().Name)
 	case extended.OfClass:
-		c.Findings().SetClassless()
+		c.Findings().Classless.Store(true)
 	case extended.OfTime:
-		c.Results.SetUndecided()
+		c.Results.Undecided.Store(true)
 	case extended.OfNode:
 	}
 	return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, refusal.Reason)
