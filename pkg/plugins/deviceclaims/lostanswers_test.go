@@ -18,7 +18,6 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 )
 
 // The scheduler ends while the binding of a pod is under way: the claim for the pod's extended resources stays, as all its claims do.
@@ -64,7 +63,7 @@ func TestALateDeallocationDoesNotTakeAClaimFromItsPod(t *testing.T) {
 			}
 			h.statusWrites(errLate)
 			known := h.api.get("c")
-			if err := h.plugin.binder.GiveUp(context.Background(), w.pods[0], (&refusals.Obstacle{Claim: known}).Release()); err == nil {
+			if err := h.plugin.binder.GiveUp(context.Background(), w.pods[0], &binding.GivenUp{Claim: known}); err == nil {
 				t.Fatal("the deallocation was answered")
 			}
 			h.api.onRequest(nil)

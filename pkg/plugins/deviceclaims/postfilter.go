@@ -56,15 +56,15 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	where, missing := pl.refusals.Explain(ctx, c, pod)
 	missing = podevents.Join(missing, searchtime.PutOff(pod, until, pl.binder.Clock.Now()))
 	if obstacle := pl.refusals.Obstacle(ctx, c, pod); obstacle != nil {
-		err := pl.binder.GiveUp(ctx, pod, obstacle.Release())
+		err := pl.binder.GiveUp(ctx, pod, obstacle)
 		if err == nil {
 			tryAtOnce(ctx, pl.handle, pod)
 		}
 		switch {
 		case err == nil && obstacle.Shared: // it may take long until the others leave, too
-			return nil, leftToOthers(podevents.Join(obstacle.GivenUp(), missing))
+			return nil, leftToOthers(podevents.Join(obstacle.String(), missing))
 		case err == nil:
-			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, podevents.Join(obstacle.GivenUp(), missing))
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, podevents.Join(obstacle.String(), missing))
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			pl.waitFor(pod, c, true)
 			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.Claim)))

@@ -5,12 +5,14 @@ package binding
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
@@ -28,13 +30,30 @@ type GivenUp struct {
 	User types.UID
 	// Shared tells that others use the claim, too, so that the reservation is all that can be given up.
 	Shared bool
-	Why    string
+	Reason string
+}
+
+// why says why it is given up.
+func (g *GivenUp) why() string {
+	if g.Shared {
+		return g.Reason + "; other pods have reserved it, too"
+	}
+	return g.Reason
+}
+
+// String says what has been given up, and why.
+func (g *GivenUp) String() string {
+	what := "allocation"
+	if g.Shared {
+		what = "reservation"
+	}
+	return fmt.Sprintf("gave up the %s of claim %s, %s", what, klog.KObj(g.Claim), g.why())
 }
 
 // GiveUp clears the claim's allocation, or takes the pod's reservation from a claim that others use, unless the pod turns out to
 // be bound. So of several pods without a node that keep each other's allocation, the last one to leave clears it. The claim's
 // resource version makes sure that it is still the claim that was looked at.
-func (b *Binder) GiveUp(ctx context.Context, pod *v1.Pod, g GivenUp) error {
+func (b *Binder) GiveUp(ctx context.Context, pod *v1.Pod, g *GivenUp) error {
 	claim := g.Claim
 	ctx, cancel := context.WithTimeout(ctx, GiveUpTimeout)
 	defer cancel()
@@ -67,7 +86,7 @@ func (b *Binder) GiveUp(ctx context.Context, pod *v1.Pod, g GivenUp) error {
 		return err
 	}
 	b.Assume(ctx, written)
-	b.LogGivenBack(ctx, pod, "", claim, claim.Status.Allocation, g.Why)
+	b.LogGivenBack(ctx, pod, "", claim, claim.Status.Allocation, g.why())
 	return nil
 }
 

@@ -19,7 +19,6 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 )
 
 // GiveUpFor gives up what keeps a pod of the group off nodes. It returns nil if there is nothing of that kind.
@@ -47,12 +46,12 @@ func (h *Holdings) giveUpExtended(ctx context.Context, pod *v1.Pod, made []*reso
 }
 
 // giveUpObstacle gives up what is in the way of a pod of the group.
-func (h *Holdings) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *refusals.Obstacle) *fwk.Status {
-	switch err := h.Binder.GiveUp(ctx, pod, obstacle.Release()); {
+func (h *Holdings) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *binding.GivenUp) *fwk.Status {
+	switch err := h.Binder.GiveUp(ctx, pod, obstacle); {
 	case err == nil && obstacle.Shared:
-		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.GivenUp()))
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle))
 	case err == nil:
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.GivenUp()))
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle))
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.Claim)))
 	default:

@@ -63,7 +63,7 @@ func (h *Holdings) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*reso
 		}
 		idle := refusals.Idle(claim, pod)
 		if err = check(claim); err == nil {
-			err = h.Binder.GiveUp(ctx, pod, idle.Release())
+			err = h.Binder.GiveUp(ctx, pod, idle)
 		}
 		if apierrors.IsNotFound(err) {
 			continue
@@ -72,7 +72,7 @@ func (h *Holdings) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*reso
 			failed = append(failed, fmt.Errorf("give up the reservation of claim %s: %w", klog.KObj(claim), err))
 			continue
 		}
-		all = append(all, idle.GivenUp())
+		all = append(all, idle.String())
 	}
 	return strings.Join(all, "; "), errors.Join(failed...)
 }

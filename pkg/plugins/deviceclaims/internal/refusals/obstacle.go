@@ -20,41 +20,11 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
-// Obstacle is a claim whose allocation is in the way of its own pod.
-type Obstacle struct {
-	Claim  *resourceapi.ResourceClaim
-	Reason string
-	// Shared tells that others use the claim, too, so that the pod can give up no more than its own reservation, or its group's.
-	Shared bool
-	// User is whose reservation it is: the pod's, or its group's.
-	User types.UID
-}
-
 // Idle is what is reserved for a pod that waits, if it is in nobody's way.
-func Idle(claim *resourceapi.ResourceClaim, pod *v1.Pod) *Obstacle {
-	return &Obstacle{claim, "which others may use while the pod waits", !podclaims.UsedOnlyBy(claim, pod.UID), pod.UID}
-}
-
-// why says why something is given up.
-func (o *Obstacle) why() string {
-	if o.Shared {
-		return o.Reason + "; other pods have reserved it, too"
+func Idle(claim *resourceapi.ResourceClaim, pod *v1.Pod) *binding.GivenUp {
+	return &binding.GivenUp{
+		Claim: claim, User: pod.UID, Shared: !podclaims.UsedOnlyBy(claim, pod.UID), Reason: "which others may use while the pod waits",
 	}
-	return o.Reason
-}
-
-// Release is what is given up.
-func (o *Obstacle) Release() binding.GivenUp {
-	return binding.GivenUp{Claim: o.Claim, User: o.User, Shared: o.Shared, Why: o.why()}
-}
-
-// GivenUp says what has been given up, and why.
-func (o *Obstacle) GivenUp() string {
-	what := "allocation"
-	if o.Shared {
-		what = "reservation"
-	}
-	return fmt.Sprintf("gave up the %s of claim %s, %s", what, klog.KObj(o.Claim), o.why())
 }
 
 // Obstacle chooses the claim whose allocation is to be given up, nil if there is none. It is one whose
@@ -64,9 +34,9 @@ func (o *Obstacle) GivenUp() string {
 //
 // If that would help nothing, it is still one that is reserved for the pod or its group, also if it rules out no node, see Kept. A
 // pod that waits holds nothing: two of them could wait for each other's devices for ever.
-func (f *Finder) Obstacle(ctx context.Context, c *cycle.State, pod *v1.Pod) *Obstacle {
-	found := func(i int, reason string) *Obstacle {
-		return &Obstacle{c.Claims[i].Claim, reason, f.Groups.UsedByOthers(c.Claims[i], pod), c.Claims[i].User.UID}
+func (f *Finder) Obstacle(ctx context.Context, c *cycle.State, pod *v1.Pod) *binding.GivenUp {
+	found := func(i int, reason string) *binding.GivenUp {
+		return f.givenUp(c.Claims[i], pod, c.Claims[i].User.UID, reason)
 	}
 	var candidates []int
 	for i, pc := range c.Claims {
@@ -87,21 +57,26 @@ func (f *Finder) Obstacle(ctx context.Context, c *cycle.State, pod *v1.Pod) *Obs
 // Kept returns a reservation that is kept for a pod that waits, as by a scheduler that has ended: its own, also where its
 // group has one, too, or else its group's, of which no pod runs with the claim. It returns nil if there is none, or it may
 // be another scheduler's that binds the pod.
-func (f *Finder) Kept(claims []podclaims.Claim, pod *v1.Pod) *Obstacle {
+func (f *Finder) Kept(claims []podclaims.Claim, pod *v1.Pod) *binding.GivenUp {
 	kept := func(pc podclaims.Claim, user types.UID) bool {
 		return pc.Claim.Status.Allocation != nil && podclaims.IsReservedFor(pc.Claim, user) && f.Binder.CheckNotAdopted(pc.Claim, user) == nil
 	}
 	for _, pc := range claims {
 		if kept(pc, pod.UID) {
-			return &Obstacle{pc.Claim, "which others may use while the pod waits", f.Groups.UsedByOthers(pc, pod), pod.UID}
+			return f.givenUp(pc, pod, pod.UID, "which others may use while the pod waits")
 		}
 	}
 	for _, pc := range claims {
 		if pc.User.UID != pod.UID && kept(pc, pc.User.UID) && !f.Groups.UsedByGroup(pc, pod) {
-			return &Obstacle{pc.Claim, "which others may use while the pod's group waits", f.Groups.UsedByOthers(pc, pod), pc.User.UID}
+			return f.givenUp(pc, pod, pc.User.UID, "which others may use while the pod's group waits")
 		}
 	}
 	return nil
+}
+
+// givenUp is what the user, who is the pod or its group, gives up of the claim.
+func (f *Finder) givenUp(pc podclaims.Claim, pod *v1.Pod, user types.UID, reason string) *binding.GivenUp {
+	return &binding.GivenUp{Claim: pc.Claim, User: user, Shared: f.Groups.UsedByOthers(pc, pod), Reason: reason}
 }
 
 // inTheWayOf returns the one of the candidates that keeps the pod off nodes, and says so. It says nothing if there is none.
