@@ -93,13 +93,8 @@ func deviceStatus(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceRe
 	return nil
 }
 
-// IsBroken tells whether the allocated devices of a claim have failed to become ready, or took too long.
-// Then the claim has to be allocated anew.
-func (b *Binder) IsBroken(claim *resourceapi.ResourceClaim) bool {
-	return b.WhyBroken(claim) != ""
-}
-
-// WhyBroken says why a claim has to be allocated anew, "" if it has not.
+// WhyBroken says why a claim has to be allocated anew: its allocated devices have failed to become ready, or took too long. It is "" if it
+// has not.
 func (b *Binder) WhyBroken(claim *resourceapi.ResourceClaim) string {
 	if !b.conditions || claim.Status.Allocation == nil {
 		return ""

@@ -34,7 +34,7 @@ func (f *Finder) WhyUnusable(pc *podclaims.Claim, node *v1.Node) string {
 		return ReasonElsewhere
 	case skipsNodeOperations(pc.Allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
 		return ReasonSkipping
-	case f.Binder.IsBroken(pc.Claim):
+	case f.Binder.WhyBroken(pc.Claim) != "":
 		return ReasonBinding
 	}
 	return ""

@@ -42,7 +42,6 @@ type Finder struct {
 	Groups *podclaims.Groups
 	// Binder knows which claims cannot be used for now, and who uses them.
 	Binder interface {
-		IsBroken(claim *resourceapi.ResourceClaim) bool
 		WhyBroken(claim *resourceapi.ResourceClaim) string
 		CheckNotAdopted(claim *resourceapi.ResourceClaim, users ...types.UID) error
 	}

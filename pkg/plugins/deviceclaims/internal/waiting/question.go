@@ -34,7 +34,7 @@ type Profile struct {
 	Rivals *contention.Rivals
 	// Binder knows which claims cannot be used for now.
 	Binder interface {
-		IsBroken(claim *resourceapi.ResourceClaim) bool
+		WhyBroken(claim *resourceapi.ResourceClaim) string
 		Deadline(claim *resourceapi.ResourceClaim) time.Time
 		AdoptedUntil(claim *resourceapi.ResourceClaim, users ...types.UID) time.Time
 	}
@@ -132,7 +132,7 @@ func (p *Profile) Question(ctx context.Context, pod *v1.Pod, a *demand.Asked, in
 	}
 	var state []byte
 	for _, pc := range a.Claims {
-		broken, adoptedUntil := p.Binder.IsBroken(pc.Claim), p.Binder.AdoptedUntil(pc.Claim, pod.UID, pc.User.UID)
+		broken, adoptedUntil := p.Binder.WhyBroken(pc.Claim) != "", p.Binder.AdoptedUntil(pc.Claim, pod.UID, pc.User.UID)
 		state = fmt.Appendf(state, "%s/%x/%t/%t;", pc.Claim.UID, allocationHash(pc.Claim), broken, !adoptedUntil.IsZero())
 		if !broken {
 			q.ChangesAt = sooner(q.ChangesAt, p.Binder.Deadline(pc.Claim))
