@@ -141,7 +141,7 @@ func (w *Pods) world(ctx context.Context) wakeup.World[*Profile, *framework.Queu
 		},
 		Look:   func(pod *v1.Pod, tag *Profile, inv *inventory.View) *wakeup.Question { return tag.look(pod, inv) },
 		Key:    func(pod *v1.Pod, _ *Profile) *framework.QueuedPodInfo { return queueKey(pod) },
-		Before: func(tag *Profile, a, b *framework.QueuedPodInfo) bool { return tag.Setup.before(a, b) },
+		Before: func(tag *Profile, a, b *framework.QueuedPodInfo) bool { return tag.Setup.read().less(a, b) },
 	}
 }
 

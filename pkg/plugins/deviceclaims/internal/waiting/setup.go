@@ -12,9 +12,9 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
-	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/helper"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/queuesort"
 )
 
 // configured is the part of kube-scheduler's framework that says how a profile is made up.
@@ -35,12 +35,13 @@ func NewSetup(handle fwk.Handle) *Setup {
 type profile struct {
 	// filters are the Filter plugins.
 	filters map[string]bool
-	less    fwk.LessFunc
+	// less is the order of the queue, which all profiles of a scheduler have in common.
+	less fwk.LessFunc
 }
 
 // readProfile looks at the profile, which is complete only after all its plugins have been made.
 func readProfile(handle fwk.Handle) *profile {
-	p := &profile{filters: map[string]bool{}, less: byPriorityAndAge}
+	p := &profile{filters: map[string]bool{}, less: (&queuesort.PrioritySort{}).Less}
 	c, ok := handle.(configured)
 	if !ok {
 		return p
@@ -84,17 +85,4 @@ func (s *Setup) Suitable(logger klog.Logger, pod *v1.Pod) func(*v1.Node) bool {
 		}
 		return true
 	}
-}
-
-// byPriorityAndAge is the order of kube-scheduler's own QueueSort plugin.
-func byPriorityAndAge(a, b fwk.QueuedEntityInfo) bool {
-	if a.GetPriority() != b.GetPriority() {
-		return a.GetPriority() > b.GetPriority()
-	}
-	return a.GetTimestamp().Before(b.GetTimestamp())
-}
-
-// before tells whether the queue would take a before b. All profiles of a scheduler have the same order.
-func (s *Setup) before(a, b *framework.QueuedPodInfo) bool {
-	return s.read().less(a, b)
 }
