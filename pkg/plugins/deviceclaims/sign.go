@@ -8,8 +8,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
-
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 )
 
 // SignPod says whether the answer for a pod may be used for equal pods (KEP-5598). Pods with claims, or with extended
@@ -19,10 +17,8 @@ func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *
 	if len(pod.Spec.ResourceClaims) > 0 {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with resource claims are scheduled one by one")
 	}
-	for _, name := range extended.ResourcesOf(pod) {
-		if pl.extended.ClassOf(name) != nil {
-			return nil, fwk.NewStatus(fwk.Unschedulable, "pods with extended resources that a device class stands for are scheduled one by one")
-		}
+	if pl.extended.NeedsDevices(pod) {
+		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with extended resources that a device class stands for are scheduled one by one")
 	}
 	return nil, nil
 }

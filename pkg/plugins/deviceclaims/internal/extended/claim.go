@@ -4,6 +4,7 @@
 package extended
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -119,10 +120,7 @@ func (r *Resources) Record(ctx context.Context, pod *v1.Pod, e *Plan, b *Binding
 	if e == nil || b.Variant == nil {
 		return nil
 	}
-	claim := b.Created
-	if claim == nil {
-		claim = e.Adopted
-	}
+	claim := cmp.Or(b.Created, e.Adopted)
 	if claim == nil {
 		return nil
 	}

@@ -35,9 +35,8 @@ func (r *Resources) hasFromPlugin(pod *v1.Pod, name v1.ResourceName) bool {
 // HoldsFromPlugin tells whether a pod with a node asks for an extended resource and its status names no claim for
 // it. A pod that is being bound just now may have a claim all the same.
 func HoldsFromPlugin(pod *v1.Pod, name v1.ResourceName) bool {
-	asks := func(c *v1.Container) bool { return quantityOf(c, name) > 0 }
-	if !slices.ContainsFunc(pod.Spec.Containers, func(c v1.Container) bool { return asks(&c) }) &&
-		!slices.ContainsFunc(pod.Spec.InitContainers, func(c v1.Container) bool { return asks(&c) }) {
+	asks := func(c v1.Container) bool { return quantityOf(&c, name) > 0 }
+	if !slices.ContainsFunc(pod.Spec.Containers, asks) && !slices.ContainsFunc(pod.Spec.InitContainers, asks) {
 		return false
 	}
 	status := pod.Status.ExtendedResourceClaimStatus
@@ -107,9 +106,6 @@ func (r *Resources) HeldUnseen(inv *inventory.View, node fwk.NodeInfo) *resource
 // mayBeClaimed tells whether a claim has a device that the node's device plugin for the resource may give to a pod, too: one that the agent
 // says it offers or, as long as the agent has not seen all, any.
 func (r *Resources) mayBeClaimed(q Question, name v1.ResourceName) bool {
-	claimed := func(id usage.PoolID) *usage.Pool {
-		return q.Usage().Pool(id)
-	}
 	devices := q.Inventory.ForNode(q.Node.Node())
 	untold := []usage.PoolID{{Driver: twopaths.DriverOf(string(name)), Pool: q.Node.Node().Name}}
 	for _, problem := range devices.Problems {
@@ -123,12 +119,12 @@ func (r *Resources) mayBeClaimed(q Question, name v1.ResourceName) bool {
 			continue
 		}
 		untold = slices.DeleteFunc(untold, func(u usage.PoolID) bool { return u == id })
-		held := claimed(id)
+		held := q.Usage().Pool(id)
 		if held.Len() > 0 &&
 			r.pluginsOn(q.Node, devices.Pools).KeepFromPods(id.Driver, pool, func(device string) bool { return held.Device(device) != nil }) {
 			return true
 		}
 	}
 	// A kubelet that starts deletes the node's slices. Until they are back nobody says which devices are whose.
-	return slices.ContainsFunc(untold, func(id usage.PoolID) bool { return claimed(id).Len() > 0 })
+	return slices.ContainsFunc(untold, func(id usage.PoolID) bool { return q.Usage().Pool(id).Len() > 0 })
 }

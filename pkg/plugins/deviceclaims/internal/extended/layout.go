@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
 	"stowage.dev/stowage/pkg/inventory/amount"
 )
@@ -108,14 +109,14 @@ func newDeviceLine(pod *v1.Pod, resource v1.ResourceName) *deviceLine {
 	// From the last to the first, so that line.kept is what the containers after each one keep.
 	usable := make([]int64, inits)
 	for i := inits - 1; i >= 0; i-- {
-		if isSidecar(&pod.Spec.InitContainers[i]) {
+		if podutil.IsRestartableInitContainer(&pod.Spec.InitContainers[i]) {
 			keep(i)
 			continue
 		}
 		usable[i] = line.kept
 	}
 	for i := range inits {
-		if wanted[i] == 0 || isSidecar(&pod.Spec.InitContainers[i]) {
+		if wanted[i] == 0 || podutil.IsRestartableInitContainer(&pod.Spec.InitContainers[i]) {
 			continue
 		}
 		shared := min(wanted[i], usable[i])
@@ -174,10 +175,6 @@ func (c *lineContainer) has(piece interval) bool {
 	return slices.ContainsFunc(c.parts, func(part interval) bool {
 		return part.begin <= piece.begin && piece.end <= part.end
 	})
-}
-
-func isSidecar(c *v1.Container) bool {
-	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
 }
 
 // quantityOf returns how many devices a container asks for. The API has made sure that it is a whole number, and

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
 
@@ -195,7 +196,7 @@ func judgeLayout(p *v1.Pod, l layout) string {
 		}
 		for j := range all[:i] {
 			// The earlier one has ended by then unless it is a sidecar or an app container.
-			keeps := isSidecar(&all[j]) || j >= len(p.Spec.InitContainers)
+			keeps := podutil.IsRestartableInitContainer(&all[j]) || j >= len(p.Spec.InitContainers)
 			if both := users[all[i].Name].Intersection(users[all[j].Name]); keeps && both.Len() > 0 {
 				return fmt.Sprintf("%s and %s share %v", all[j].Name, all[i].Name, both)
 			}

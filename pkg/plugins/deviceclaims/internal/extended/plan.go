@@ -235,22 +235,17 @@ func (e *Plan) variant(evaluate func(context.Context) (context.Context, context.
 }
 
 func (e *Plan) newVariant(ctx context.Context, backings []backing) *Variant {
-	v := &Variant{}
-	if len(backings) > 0 {
-		l := layOut(e.Pod, backings)
-		if n := l.devices(); n > resourceapi.AllocationResultsMaxSize {
-			v.err = fmt.Errorf("the pod needs %d devices for its extended resources, and one claim, which all of them come from, can get %d",
-				n, resourceapi.AllocationResultsMaxSize)
-			return v
-		}
-		v.mappings = l.mappings
-		v.Claim = e.unborn.DeepCopy()
-		v.Claim.Spec.Devices.Requests = l.requests
+	if len(backings) == 0 {
+		return &Variant{Requests: e.requests}
 	}
-	if v.Claim == nil {
-		v.Requests = e.requests
-		return v
+	l := layOut(e.Pod, backings)
+	if n := l.devices(); n > resourceapi.AllocationResultsMaxSize {
+		return &Variant{err: fmt.Errorf(
+			"the pod needs %d devices for its extended resources, and one claim, which all of them come from, can get %d",
+			n, resourceapi.AllocationResultsMaxSize)}
 	}
+	v := &Variant{Claim: e.unborn.DeepCopy(), mappings: l.mappings}
+	v.Claim.Spec.Devices.Requests = l.requests
 	v.Requests, v.err = e.compile(ctx, v.Claim)
 	cause := context.Cause(ctx)
 	v.undecided = cause != nil && errors.Is(v.err, cause) // any other error is no matter of time

@@ -68,14 +68,10 @@ func (r *Resources) ClassOf(name v1.ResourceName) *resourceapi.DeviceClass {
 	return manager.DeviceClassResolver().GetDeviceClass(name)
 }
 
-// isBacked tells whether a class stands for any of the names.
-func (r *Resources) isBacked(names []v1.ResourceName) bool {
-	return slices.ContainsFunc(names, func(name v1.ResourceName) bool { return r.ClassOf(name) != nil })
-}
-
 // NeedsDevices tells whether devices that the tracker and the inventory know of can be what a pod waits for.
 func (r *Resources) NeedsDevices(pod *v1.Pod) bool {
-	return len(pod.Spec.ResourceClaims) > 0 || r.isBacked(ResourcesOf(pod))
+	return len(pod.Spec.ResourceClaims) > 0 ||
+		slices.ContainsFunc(ResourcesOf(pod), func(name v1.ResourceName) bool { return r.ClassOf(name) != nil })
 }
 
 // MadeFor returns the claims that were made for the extended resources of a pod.
