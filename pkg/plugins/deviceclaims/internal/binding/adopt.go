@@ -71,10 +71,7 @@ func (a Adoption) String() string { return a.By + " " + a.At.UTC().Format(time.R
 // AdoptionOf returns the note about the user's reservation, empty if there is none. A note without a legible time is as old as can be.
 func AdoptionOf(claim *resourceapi.ResourceClaim, user types.UID) Adoption {
 	by, since, _ := strings.Cut(claim.Annotations[AdoptionKey(user)], " ")
-	at, err := time.Parse(time.RFC3339Nano, since)
-	if err != nil {
-		at = time.Time{}
-	}
+	at, _ := time.Parse(time.RFC3339Nano, since) // zero with an error
 	return Adoption{by, at}
 }
 

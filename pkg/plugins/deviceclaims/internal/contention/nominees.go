@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
@@ -176,12 +177,7 @@ func (r *Rivals) isNominated(pod *v1.Pod, node string) bool {
 		return pod.Status.NominatedNodeName == node
 	}
 	// The scheduler may have decided so and not have heard of its own write to the pod.
-	for _, info := range r.Handle.NominatedPodsForNode(node) {
-		if info.GetPod().UID == pod.UID {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Handle.NominatedPodsForNode(node), func(info fwk.PodInfo) bool { return info.GetPod().UID == pod.UID })
 }
 
 // PoolsOf are the pools that the node sees.

@@ -52,16 +52,9 @@ func VictimHandler(ctx context.Context, handle fwk.Handle, claims *tracker.Track
 
 // wasPreempted tells whether a scheduler evicted the pod from its node.
 func wasPreempted(pod *v1.Pod) bool {
-	if pod.Spec.NodeName == "" {
-		return false
-	}
-	for i := range pod.Status.Conditions {
-		c := &pod.Status.Conditions[i]
-		if c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue && c.Reason == v1.PodReasonPreemptionByScheduler {
-			return true
-		}
-	}
-	return false
+	return pod.Spec.NodeName != "" && slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue && c.Reason == v1.PodReasonPreemptionByScheduler
+	})
 }
 
 // EvictsWhoIsGone tells whether pods that are gone may be evicted for the pod once more. The scheduler can hear of devices that are free

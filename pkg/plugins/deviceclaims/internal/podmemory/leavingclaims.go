@@ -4,6 +4,8 @@
 package podmemory
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -72,10 +74,7 @@ func (l *LeavingClaims) removeLocked(pod types.UID) {
 // OnClaimEvent takes the tracker's events.
 func (l *LeavingClaims) OnClaimEvent(logger klog.Logger, event tracker.Event) {
 	l.mutex.Lock()
-	var woken []*awaitingPod
-	for _, p := range l.byClaim[event.Claim.UID] {
-		woken = append(woken, p)
-	}
+	woken := slices.Collect(maps.Values(l.byClaim[event.Claim.UID]))
 	for _, p := range woken {
 		l.removeLocked(p.pod.UID)
 	}
