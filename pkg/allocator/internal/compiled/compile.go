@@ -111,21 +111,17 @@ func (c *compiler) request(claim, position int, object *resourceapi.ResourceClai
 	case out.Prioritized:
 		for i := range in.FirstAvailable {
 			sub := &in.FirstAvailable[i]
-			err := c.alternative(out, object, constraints, fmt.Sprintf("%s.firstAvailable[%d]", field, i), &details{
-				name: sub.Name, class: sub.DeviceClassName, mode: sub.AllocationMode, count: sub.Count, selectors: sub.Selectors,
-				tolerations: sub.Tolerations, capacity: sub.Capacity, derived: sub.DerivedAttributes,
+			at := fmt.Sprintf("%s.firstAvailable[%d]", field, i)
+			err := c.alternative(out, object, constraints, at, sub.Name, &resourceapi.ExactDeviceRequest{
+				DeviceClassName: sub.DeviceClassName, AllocationMode: sub.AllocationMode, Count: sub.Count, Selectors: sub.Selectors,
+				Tolerations: sub.Tolerations, Capacity: sub.Capacity, DerivedAttributes: sub.DerivedAttributes,
 			})
 			if err != nil {
 				return nil, err
 			}
 		}
 	case in.Exactly != nil:
-		exact := in.Exactly
-		err := c.alternative(out, object, constraints, field+".exactly", &details{
-			name: in.Name, class: exact.DeviceClassName, mode: exact.AllocationMode, count: exact.Count, selectors: exact.Selectors,
-			tolerations: exact.Tolerations, capacity: exact.Capacity, derived: exact.DerivedAttributes, admin: exact.AdminAccess,
-		})
-		if err != nil {
+		if err := c.alternative(out, object, constraints, field+".exactly", in.Name, in.Exactly); err != nil {
 			return nil, err
 		}
 	default:
@@ -134,74 +130,65 @@ func (c *compiler) request(claim, position int, object *resourceapi.ResourceClai
 	return out, nil
 }
 
-// details are the fields that exact requests and subrequests share.
-type details struct {
-	name, class string
-	mode        resourceapi.DeviceAllocationMode
-	count       int64
-	admin       *bool
-	selectors   []resourceapi.DeviceSelector
-	tolerations []resourceapi.DeviceToleration
-	capacity    *resourceapi.CapacityRequirements
-	derived     []resourceapi.DeviceDerivedAttribute
-}
-
-func (c *compiler) alternative(r *Request, object *resourceapi.ResourceClaim, constraints []*Constraint, field string, in *details) error {
+// alternative compiles an exact request, or a subrequest in the form of one, without admin access.
+func (c *compiler) alternative(r *Request, object *resourceapi.ResourceClaim, constraints []*Constraint, field, name string,
+	in *resourceapi.ExactDeviceRequest,
+) error {
 	out := &Alternative{
-		Lane: len(c.out.Lanes), Request: r, Position: len(r.Alternatives), name: in.name,
-		Admin: ptr.Deref(in.admin, false), Tolerations: in.tolerations,
+		Lane: len(c.out.Lanes), Request: r, Position: len(r.Alternatives), name: name,
+		Admin: ptr.Deref(in.AdminAccess, false), Tolerations: in.Tolerations,
 	}
 	bad := func(sub, reason string) *ClaimError {
 		e := fail(object, nil, field+"."+sub, reason)
 		e.Request = out.ResultName()
 		return e
 	}
-	if len(in.derived) > 0 && !c.inv.Features().DerivedAttributes {
+	if len(in.DerivedAttributes) > 0 && !c.inv.Features().DerivedAttributes {
 		return bad("derivedAttributes", "the feature DRADerivedAttributes is disabled")
 	}
-	for i := range in.derived {
-		from, err := c.inv.Derivation(c.ctx, object.Namespace, in.derived[i].Expression)
+	for i := range in.DerivedAttributes {
+		from, err := c.inv.Derivation(c.ctx, object.Namespace, in.DerivedAttributes[i].Expression)
 		if err != nil {
-			e := bad(fmt.Sprintf("derivedAttributes[%d].expression", i), fmt.Sprintf("attribute %s cannot be derived", in.derived[i].Name))
+			e := bad(fmt.Sprintf("derivedAttributes[%d].expression", i), fmt.Sprintf("attribute %s cannot be derived", in.DerivedAttributes[i].Name))
 			e.Err = err
 			return e
 		}
-		out.derived = append(out.derived, derived{name: in.derived[i].Name, from: from})
+		out.derived = append(out.derived, derived{name: in.DerivedAttributes[i].Name, from: from})
 	}
-	if in.capacity != nil && !c.inv.Features().ConsumableCapacity {
+	if in.Capacity != nil && !c.inv.Features().ConsumableCapacity {
 		return bad("capacity", "the feature DRAConsumableCapacity is disabled")
 	}
-	if in.capacity != nil {
-		for _, name := range slices.Sorted(maps.Keys(in.capacity.Requests)) {
-			if err := amount.Check(in.capacity.Requests[name]); err != nil {
+	if in.Capacity != nil {
+		for _, name := range slices.Sorted(maps.Keys(in.Capacity.Requests)) {
+			if err := amount.Check(in.Capacity.Requests[name]); err != nil {
 				return bad(fmt.Sprintf("capacity.requests[%s]", name), err.Error())
 			}
 		}
 	}
-	out.Capacity = in.capacity
-	if in.admin != nil && !c.features.AdminAccess {
+	out.Capacity = in.Capacity
+	if in.AdminAccess != nil && !c.features.AdminAccess {
 		return bad("adminAccess", "the feature DRAAdminAccess is disabled")
 	}
-	for i := range in.selectors {
-		if in.selectors[i].CEL == nil {
+	for i := range in.Selectors {
+		if in.Selectors[i].CEL == nil {
 			return bad(fmt.Sprintf("selectors[%d]", i), "cel is not set, and other selectors are not supported")
 		}
-		out.Selectors = append(out.Selectors, in.selectors[i].CEL.Expression)
+		out.Selectors = append(out.Selectors, in.Selectors[i].CEL.Expression)
 	}
-	switch in.mode {
+	switch in.AllocationMode {
 	case resourceapi.DeviceAllocationModeAll:
 		out.All = true
 	case resourceapi.DeviceAllocationModeExactCount:
 		// Far more than a claim can get: refused for the claim if there is no smaller alternative.
-		out.Count = max(0, int(min(in.count, math.MaxInt32)))
+		out.Count = max(0, int(min(in.Count, math.MaxInt32)))
 	default:
-		return bad("allocationMode", fmt.Sprintf("%q is not supported", in.mode))
+		return bad("allocationMode", fmt.Sprintf("%q is not supported", in.AllocationMode))
 	}
-	if in.class == "" {
+	if in.DeviceClassName == "" {
 		return bad("deviceClassName", "must be set")
 	}
-	if out.Class = c.inv.Class(in.class); out.Class == nil {
-		return bad("deviceClassName", fmt.Sprintf("device class %q does not exist", in.class))
+	if out.Class = c.inv.Class(in.DeviceClassName); out.Class == nil {
+		return bad("deviceClassName", fmt.Sprintf("device class %q does not exist", in.DeviceClassName))
 	}
 	if err := c.matcher(out, object, field); err != nil {
 		return err
