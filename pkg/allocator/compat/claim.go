@@ -17,7 +17,7 @@ type anyRequest struct {
 	sub int
 	// name is the request's, or the alternative's own.
 	name, class string
-	all         bool
+	mode        resourceapi.DeviceAllocationMode
 }
 
 // requestsOf yields the exact requests and the alternatives of the others, in order.
@@ -28,15 +28,13 @@ func requestsOf(claim *resourceapi.ResourceClaim) iter.Seq[anyRequest] {
 			for j := range request.FirstAvailable {
 				sub := &request.FirstAvailable[j]
 				if !yield(anyRequest{
-					position: i, sub: j, name: sub.Name, class: sub.DeviceClassName,
-					all: sub.AllocationMode == resourceapi.DeviceAllocationModeAll,
+					position: i, sub: j, name: sub.Name, class: sub.DeviceClassName, mode: sub.AllocationMode,
 				}) {
 					return
 				}
 			}
 			if exact := request.Exactly; exact != nil && len(request.FirstAvailable) == 0 && !yield(anyRequest{
-				position: i, sub: -1, name: request.Name, class: exact.DeviceClassName,
-				all: exact.AllocationMode == resourceapi.DeviceAllocationModeAll,
+				position: i, sub: -1, name: request.Name, class: exact.DeviceClassName, mode: exact.AllocationMode,
 			}) {
 				return
 			}

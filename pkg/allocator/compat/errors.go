@@ -50,9 +50,9 @@ func claimError(err error, claims []*resourceapi.ResourceClaim) error {
 	case "derivedAttributes":
 		return says("claim %s, request %s: cannot handle request with derived attributes, the feature is disabled", claim, request)
 	case "allocationMode":
-		return says("claim %s, request %s: unsupported count mode %s", claim, request, modeOf(claims, e))
+		return says("claim %s, request %s: unsupported count mode %s", claim, request, find(claims, e).mode)
 	case "deviceClassName":
-		if class := classOf(claims, e); class != "" {
+		if class := find(claims, e).class; class != "" {
 			return says("claim %s, request %s: could not retrieve device class %s: not found", claim, request, class)
 		}
 		return says("claim %s, request %s: missing device class name (unsupported request type?)", claim, request)
@@ -86,25 +86,8 @@ type worded struct {
 func (e *worded) Error() string { return e.text }
 func (e *worded) Unwrap() error { return e.cause }
 
-func classOf(claims []*resourceapi.ResourceClaim, e *allocator.ClaimError) string {
-	request, _ := find(claims, e)
-	return request.class
-}
-
-func modeOf(claims []*resourceapi.ResourceClaim, e *allocator.ClaimError) resourceapi.DeviceAllocationMode {
-	request, claim := find(claims, e)
-	switch {
-	case claim == nil:
-		return ""
-	case request.sub >= 0:
-		return claim.Spec.Devices.Requests[request.position].FirstAvailable[request.sub].AllocationMode
-	default:
-		return claim.Spec.Devices.Requests[request.position].Exactly.AllocationMode
-	}
-}
-
-// find returns the request that the error is about.
-func find(claims []*resourceapi.ResourceClaim, e *allocator.ClaimError) (anyRequest, *resourceapi.ResourceClaim) {
+// find returns the request that the error is about, an empty one if there is none.
+func find(claims []*resourceapi.ResourceClaim, e *allocator.ClaimError) anyRequest {
 	for _, claim := range claims {
 		if claim.Namespace != e.Namespace || claim.Name != e.Claim {
 			continue
@@ -115,11 +98,11 @@ func find(claims []*resourceapi.ResourceClaim, e *allocator.ClaimError) (anyRequ
 				name += "/" + request.name
 			}
 			if name == e.Request {
-				return request, claim
+				return request
 			}
 		}
 	}
-	return anyRequest{}, nil
+	return anyRequest{}
 }
 
 // failureError says in upstream's words why a node was refused; nil where upstream says nothing but that it does
@@ -181,7 +164,7 @@ func allOfUnusablePool(claims []*resourceapi.ResourceClaim, problems []*inventor
 	}
 	for _, claim := range claims {
 		for request := range requestsOf(claim) {
-			if request.all {
+			if request.mode == resourceapi.DeviceAllocationModeAll {
 				return fmt.Errorf("claim %s, request %s: asks for all devices, but resource pool %s is currently %s",
 					klog.KObj(claim), request.name, problems[0].Pool, state)
 			}
@@ -229,7 +212,7 @@ func (a *firstFit) constraintError(ctx context.Context, node *v1.Node, claims []
 			continue
 		}
 		for request := range requestsOf(claim) {
-			if !request.all {
+			if request.mode != resourceapi.DeviceAllocationModeAll {
 				continue
 			}
 			upstream, err := a.upstream()
