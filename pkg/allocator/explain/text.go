@@ -272,13 +272,10 @@ func quote(text string) string {
 }
 
 func more(n int, what string) string {
-	switch {
-	case n <= 0:
+	if n <= 0 {
 		return ""
-	case n == 1:
-		return fmt.Sprintf(" (and 1 more %s)", what)
 	}
-	return fmt.Sprintf(" (and %d more %ss)", n, what)
+	return fmt.Sprintf(" (and %d more %s)", n, plural(n, what))
 }
 
 // clip shortens text to at most limit bytes, at a rune's border and without line breaks.
