@@ -19,20 +19,8 @@ type amounts map[resourceapi.QualifiedName]*big.Rat
 // exact returns the quantity as a fraction.
 func exact(q resource.Quantity) *big.Rat {
 	q = q.DeepCopy() // AsDec changes its receiver
-	dec := q.AsDec()
-	value := new(big.Rat).SetInt(dec.UnscaledBig())
-	scale := new(big.Rat).SetInt(new(big.Int).Exp(big.NewInt(10), big.NewInt(abs(int64(dec.Scale()))), nil))
-	if dec.Scale() > 0 {
-		return value.Quo(value, scale)
-	}
-	return value.Mul(value, scale)
-}
-
-func abs(n int64) int64 {
-	if n < 0 {
-		return -n
-	}
-	return n
+	value, _ := new(big.Rat).SetString(q.AsDec().String())
+	return value
 }
 
 // consumption judges what one result says that it consumes.

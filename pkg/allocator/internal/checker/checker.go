@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 )
@@ -133,7 +134,7 @@ func (c *check) single(g *grant) {
 			}
 		}
 	}
-	if !equalTolerations(g.result.Tolerations, g.request.tolerations) {
+	if !apiequality.Semantic.DeepEqual(g.result.Tolerations, g.request.tolerations) {
 		c.violation("%v: the tolerations are not those of the request", g)
 	}
 	if g.isAdmin() != g.request.admin {

@@ -6,6 +6,8 @@ package checker
 import (
 	"math/big"
 	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 // counters makes sure that the devices in use of each pool do not consume more of a counter than there is. A
@@ -73,12 +75,7 @@ func (c *check) begins(p *pool, d *device, grants []*grant) bool {
 }
 
 func (d *device) consumesFrom(set string) bool {
-	for _, consumption := range d.ConsumesCounters {
-		if consumption.CounterSet == set {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.ConsumesCounters, func(c resourceapi.DeviceCounterConsumption) bool { return c.CounterSet == set })
 }
 
 func compatible(users [][]string) bool {

@@ -8,6 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/utils/ptr"
 )
@@ -62,7 +63,7 @@ func sameRequirements(a, b []v1.NodeSelectorRequirement) bool {
 	covers := func(x, y []v1.NodeSelectorRequirement) bool {
 		for _, r := range y {
 			if !slices.ContainsFunc(x, func(o v1.NodeSelectorRequirement) bool {
-				return o.Key == r.Key && o.Operator == r.Operator && sameValues(o.Values, r.Values)
+				return o.Key == r.Key && o.Operator == r.Operator && sets.New(o.Values...).Equal(sets.New(r.Values...))
 			}) {
 				return false
 			}
@@ -70,9 +71,4 @@ func sameRequirements(a, b []v1.NodeSelectorRequirement) bool {
 		return true
 	}
 	return covers(a, b) && covers(b, a)
-}
-
-func sameValues(a, b []string) bool {
-	sorted := func(s []string) []string { return slices.Compact(slices.Sorted(slices.Values(s))) }
-	return slices.Equal(sorted(a), sorted(b))
 }

@@ -119,10 +119,3 @@ func tolerates(t resourceapi.DeviceToleration, taint resourceapi.DeviceTaint) bo
 	}
 	return false
 }
-
-func equalTolerations(a, b []resourceapi.DeviceToleration) bool {
-	return slices.EqualFunc(a, b, func(x, y resourceapi.DeviceToleration) bool {
-		return x.Key == y.Key && x.Operator == y.Operator && x.Value == y.Value && x.Effect == y.Effect &&
-			ptr.Equal(x.TolerationSeconds, y.TolerationSeconds)
-	})
-}
