@@ -44,7 +44,7 @@ func New(p *inventory.NodePool, in *usage.Pool) *State {
 		case p.Shareable().Has(i):
 			s.share(p, i, device.Holders())
 		default:
-			s.hold(p, i)
+			s.Held = addTo(s.Held, i, p.Len())
 		}
 	}
 	s.taken = s.Held
@@ -88,10 +88,6 @@ func addTo(set bitset.Set, i, n int) bitset.Set {
 	return set
 }
 
-func (s *State) hold(p *inventory.NodePool, i int) {
-	s.Held = addTo(s.Held, i, p.Len())
-}
-
 // share subtracts what the holders of shareable device i have. One without a share has all of it, and does not make it a
 // shared device.
 func (s *State) share(p *inventory.NodePool, i int, holders []usage.Holder) {
@@ -100,7 +96,7 @@ func (s *State) share(p *inventory.NodePool, i int, holders []usage.Holder) {
 	shared := false
 	for h := range holders {
 		if holders[h].ShareID == nil {
-			s.hold(p, i)
+			s.Held = addTo(s.Held, i, p.Len())
 			continue
 		}
 		shared = true

@@ -78,8 +78,11 @@ func addNamed(list []named, name int, more amount.Amount) []named {
 	return append(list, named{name, more})
 }
 
-// lower makes least the least of both, of what is in both.
-func lower(least, other []named) []named {
+// lower makes least the least of both, of what is in both; or the first one's, before which there is none.
+func lower(least, other []named, first bool) []named {
+	if first {
+		return append(least, other...)
+	}
 	kept := least[:0]
 	for _, n := range least {
 		if o := find(other, n.name); o != nil {
@@ -149,12 +152,8 @@ func (b *bounds) leastUses(o *open) []named {
 		if len(uses) == 0 {
 			return nil
 		}
-		if first {
-			least, first = append(least, uses...), false
-			b.least = least
-		} else {
-			least = lower(least, uses)
-		}
+		least, first = lower(least, uses, first), false
+		b.least = least
 	}
 	return least
 }
@@ -179,11 +178,7 @@ func (b *bounds) leastUsesOf(a *compiled.Alternative) []named {
 			uses = addNamed(uses, names[use.Counter], use.Amount)
 		}
 		b.device = uses
-		if first {
-			l.leastUses, first = append(l.leastUses, uses...), false
-		} else {
-			l.leastUses = lower(l.leastUses, uses)
-		}
+		l.leastUses, first = lower(l.leastUses, uses, first), false
 	}
 	return l.leastUses
 }
@@ -367,14 +362,12 @@ func (b *bounds) leastTakes(o *open) []named {
 	}
 	least, first := b.least[:0], true
 	for _, a := range o.request.Alternatives {
-		if takes, any := b.leastTakesOf(a); !any {
+		takes, any := b.leastTakesOf(a)
+		if !any {
 			continue // no share
-		} else if first {
-			least, first = append(least, takes...), false
-			b.least = least
-		} else {
-			least = lower(least, takes)
 		}
+		least, first = lower(least, takes, first), false
+		b.least = least
 	}
 	return least
 }
@@ -396,11 +389,7 @@ func (b *bounds) leastTakesOf(a *compiled.Alternative) (takes []named, any bool)
 			own = append(own, named{numberOf(&b.capacities, name), b.takes(a, device)[k]})
 		}
 		b.device = own
-		if !l.mayShare {
-			l.leastTakes, l.mayShare = append(l.leastTakes, own...), true
-		} else {
-			l.leastTakes = lower(l.leastTakes, own)
-		}
+		l.leastTakes, l.mayShare = lower(l.leastTakes, own, !l.mayShare), true
 	}
 	return l.leastTakes, l.mayShare
 }

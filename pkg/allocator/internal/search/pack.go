@@ -82,12 +82,7 @@ func (pr *pruning) appendGives(key []byte, list []packing.Gives, devices []int, 
 		key = append(key, g.Kinds)
 		left := pr.ledger.countersOf(device)
 		for _, u := range g.Uses {
-			n := slices.Index(counters, u.Counter)
-			if n < 0 {
-				n = len(counters)
-				counters = append(counters, u.Counter)
-			}
-			key = binary.AppendUvarint(key, uint64(n)+1)
+			key = binary.AppendUvarint(key, uint64(numberOf(&counters, u.Counter))+1)
 			key = left[u.Counter].Append(u.Amount.Append(key))
 		}
 		key = append(key, 0)
