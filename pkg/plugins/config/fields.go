@@ -169,16 +169,8 @@ func (k Kind) fits(value any) bool {
 	if err != nil {
 		return false
 	}
-	switch k {
-	case Duration:
-		return json.Unmarshal(data, &metav1.Duration{}) == nil
-	case Boolean:
-		return json.Unmarshal(data, new(bool)) == nil
-	case Integer:
-		return json.Unmarshal(data, new(int64)) == nil
-	case String:
-	}
-	return json.Unmarshal(data, new(string)) == nil
+	target := map[Kind]any{Duration: new(metav1.Duration), Boolean: new(bool), Integer: new(int64), String: new(string)}[k]
+	return json.Unmarshal(data, target) == nil
 }
 
 // advice says what to write.
