@@ -88,7 +88,9 @@ type limits struct {
 
 // laneLimit is about one alternative.
 type laneLimit struct {
-	most int
+	// most is how many of its devices the node with the most has; shareable tells that requests may share some.
+	most      int
+	shareable bool
 	// largest are the greatest capacities of devices that pass all selectors, by name.
 	largest map[resourceapi.QualifiedName]resource.Quantity
 }
@@ -97,9 +99,6 @@ type laneLimit struct {
 type rivals struct {
 	lanes []*compiled.Alternative
 	asked int
-	// most is how many of their devices the node with the most has; unbounded tells that they may share some.
-	most      int
-	unbounded bool
 }
 
 func newLimits(reqs *compiled.Requests) *limits {
@@ -126,23 +125,14 @@ func newLimits(reqs *compiled.Requests) *limits {
 // look counts the devices of one node.
 func (l *limits) look(in *Input, devices *inventory.NodeDevices) {
 	for i, a := range l.reqs.Lanes {
-		n := 0
+		lane, n := &l.lanes[i], 0
 		for _, p := range devices.Pools {
 			match := in.evaluator.Match(a, p)
 			n += match.Match.Count() + match.Errors.Count()
-			l.lanes[i].lookAtCapacity(a, p, match)
+			lane.shareable = lane.shareable || match.Match.Intersects(p.Shareable())
+			lane.lookAtCapacity(a, p, match)
 		}
-		l.lanes[i].most = max(l.lanes[i].most, n)
-	}
-	for i := range l.rivals {
-		r := &l.rivals[i]
-		n := 0
-		for _, p := range devices.Pools {
-			match := in.evaluator.Match(r.lanes[0], p)
-			n += match.Match.Count() + match.Errors.Count()
-			r.unbounded = r.unbounded || match.Match.Intersects(p.Shareable())
-		}
-		r.most = max(r.most, n)
+		lane.most = max(lane.most, n)
 	}
 }
 
@@ -169,7 +159,7 @@ func (l *limits) areMet() bool {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(l.rivals, func(r rivals) bool { return !r.areMet() })
+	return !slices.ContainsFunc(l.rivals, func(r rivals) bool { return !l.suffices(r) })
 }
 
 func (l *limits) isMet(a *compiled.Alternative) bool {
@@ -180,13 +170,18 @@ func (l *limits) isMet(a *compiled.Alternative) bool {
 	return l.lanes[a.Lane].most >= wanted
 }
 
-func (r *rivals) areMet() bool { return r.unbounded || r.most >= r.asked }
+// suffices tells whether there is enough for rivals, which ask for the same devices.
+func (l *limits) suffices(r rivals) bool {
+	lane := &l.lanes[r.lanes[0].Lane]
+	return lane.shareable || lane.most >= r.asked
+}
 
 // note writes down what is exceeded.
 func (l *limits) note(e *explain.Explanation) {
 	for _, r := range l.rivals {
-		if !r.areMet() {
-			e.Requests[r.lanes[0].Lane].Limit = &explain.Limit{Asked: r.asked, Devices: r.most, Others: len(r.lanes) - 1}
+		if !l.suffices(r) {
+			lane := r.lanes[0].Lane
+			e.Requests[lane].Limit = &explain.Limit{Asked: r.asked, Devices: l.lanes[lane].most, Others: len(r.lanes) - 1}
 		}
 	}
 	for i, a := range l.reqs.Lanes {
