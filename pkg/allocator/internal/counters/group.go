@@ -40,13 +40,7 @@ func (g GroupState) With(groups []string) GroupState {
 	case g.Bare || len(groups) == 0:
 		return g
 	}
-	common := make([]string, 0, len(g.Common))
-	for _, group := range g.Common {
-		if slices.Contains(groups, group) {
-			common = append(common, group)
-		}
-	}
-	g.Common = common
+	g.Common = slices.DeleteFunc(slices.Clone(g.Common), func(group string) bool { return !slices.Contains(groups, group) })
 	return g
 }
 
