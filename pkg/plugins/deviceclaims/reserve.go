@@ -158,7 +158,9 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle.State, pod *v1.Pod, 
 			return nil, err
 		}
 		for i := range reserved {
-			reserved[i].Group = c.GroupOf(reserved[i].Claim.UID, pod)
+			if user := c.UserOf(reserved[i].Claim.UID); user != pod.UID {
+				reserved[i].Group = user
+			}
 		}
 		err = pl.shared.account.Tracker.Reserve(view, pod.UID, reserved)
 		if !errors.Is(err, tracker.ErrStale) {

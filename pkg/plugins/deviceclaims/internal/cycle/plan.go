@@ -4,8 +4,6 @@
 package cycle
 
 import (
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -27,16 +25,6 @@ type Plan struct {
 	Budget *searchtime.Budget
 	// Failed is what could not be made ready for the pod in earlier attempts. Nil if there is nothing.
 	Failed *podmemory.Failures
-}
-
-// GroupOf returns the group that a claim of the pod is reserved for, empty if that is the pod.
-func (p *Plan) GroupOf(claim types.UID, pod *v1.Pod) types.UID {
-	for i := range p.Claims {
-		if pc := &p.Claims[i]; pc.Claim.UID == claim && pc.User.UID != pod.UID {
-			return pc.User.UID
-		}
-	}
-	return ""
 }
 
 // PreFilterResult limits the nodes to those that the allocated claims name. Nil means no limit.
