@@ -40,11 +40,7 @@ var ErrEvaluation = fmt.Errorf("CEL expressions took longer than %s, or than the
 
 // Reader finds out what the pods of one profile ask for.
 type Reader struct {
-	Claims interface {
-		podclaims.Getter
-		Pending(claim types.UID) (allocation *resourceapi.AllocationResult, sharers int)
-		Holding(claim usage.ClaimRef) tracker.Holding
-	}
+	Claims *tracker.Tracker
 	// Places knows whether a claim has room for another user.
 	Places interface {
 		Check(claim *resourceapi.ResourceClaim, user types.UID) error
