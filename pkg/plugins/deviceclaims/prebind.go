@@ -4,6 +4,7 @@
 package deviceclaims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,10 +101,7 @@ func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *
 	}
 	start := pl.binder.Clock.Now()
 	for _, pc := range c.BindingClaims() {
-		allocation := c.Binding.Allocation(pc.Claim)
-		if allocation == nil {
-			allocation = pc.Claim.Status.Allocation
-		}
+		allocation := cmp.Or(c.Binding.Allocation(pc.Claim), pc.Claim.Status.Allocation)
 		if !slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
 			return len(result.BindingConditions) > 0
 		}) {

@@ -4,6 +4,7 @@
 package binding
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,10 +53,7 @@ func (w *Write) HasReserved() bool { return w.made.reservation }
 
 // Result is what the claim has allocated when the write is done.
 func (w *Write) Result() *resourceapi.AllocationResult {
-	if w.Allocation != nil {
-		return w.Allocation
-	}
-	return w.Planned.Status.Allocation
+	return cmp.Or(w.Allocation, w.Planned.Status.Allocation)
 }
 
 // bindPauses are how long a write is put off that others get ahead of: kube-controller-manager, which takes out pods that have
