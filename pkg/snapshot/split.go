@@ -188,11 +188,17 @@ func (t *text) value() ([]byte, error) {
 	}
 }
 
-// more reads on, behind the rest, which it moves to the beginning of a block. A value that is larger than a block doubles it.
+// more reads on, behind the rest, which it moves to the beginning of a block. A value that is larger than a block doubles it until it is
+// behind.
 func (t *text) more() error {
 	t.flush()
-	kept := copy(t.block, t.rest)
-	t.block = slices.Grow(t.block[:kept], max(kept, blockBytes-kept))
+	to := t.block[:0]
+	if cap(to) > 2*blockBytes && len(t.rest) < blockBytes {
+		to = make([]byte, 0, blockBytes)
+	}
+	t.block = append(to, t.rest...)
+	kept := len(t.block)
+	t.block = slices.Grow(t.block, max(kept, blockBytes-kept))
 	n, err := io.ReadFull(t.from, t.block[kept:cap(t.block)])
 	t.block = t.block[:kept+n]
 	t.rest = t.block
