@@ -27,7 +27,8 @@ type passthroughNode struct {
 	ctx     context.Context
 	machine *nvmlsim.Machine
 	binder  *vfio.Binder
-	held    bool
+	held    bool            // all
+	holds   map[string]bool // some, by their names
 	state   string
 }
 
@@ -40,7 +41,7 @@ func newPassthroughNode(t *testing.T) *passthroughNode {
 	}
 	machine := nvmlsim.NewMachine(profile, "node-1")
 	return &passthroughNode{
-		T: t, ctx: ctx, machine: machine, state: t.TempDir(), binder: vfio.NewBinder(machine.NVML().Sysfs()),
+		T: t, ctx: ctx, machine: machine, state: t.TempDir(), binder: vfio.NewBinder(machine.NVML().Sysfs()), holds: map[string]bool{},
 	}
 }
 
@@ -52,7 +53,7 @@ func (n *passthroughNode) agent() *Hardware {
 			lib := n.machine.NVML() // each agent has one of its own
 			return &nvml.Handle{Library: nvml.Adapt(lib, "sim"), Raw: lib, Sysfs: lib.Sysfs(), Machine: n.machine, Simulated: true}, nil
 		},
-		Clock: clock.RealClock{}, StateDir: n.state, Held: func(string) bool { return n.held },
+		Clock: clock.RealClock{}, StateDir: n.state, Held: func(gpu string) bool { return n.held || n.holds[gpu] },
 		Users: vfio.Simulated{Machine: n.machine},
 	})
 	h.Offer(discovery.Policy{Passthrough: true, Dynamic: true})
@@ -149,36 +150,122 @@ func TestGPUsThatAreSharedByTheirIndicesStayTheSameWhenOneIsLost(t *testing.T) {
 					}
 				}
 			}
-			h, sysfs := n.agent(), n.machine.NVML().Sysfs()
+			h := n.agent()
 			for _, step := range steps {
-				what, of, _ := strings.Cut(step, " ")
-				address := "0000:" + of + ":00.0"
-				var err error
-				switch what {
-				case "lose":
-					_, err = n.machine.Do(&nvmlsim.LoseGPU{GPU: "2"})
-				case "restore":
-					_, err = n.machine.Do(&nvmlsim.RestoreGPU{GPU: "2"})
-				case "take":
-					err = h.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, address) })
-				case "give":
-					err = n.binder.GiveBack(n.ctx, address, "nvidia", "")
-				case "unbind":
-					err = sysfs.Write("bus/pci/drivers/vfio-pci/unbind", address)
-					err = errors.Join(err, sysfs.Write("bus/pci/devices/"+address+"/driver_override", "\n"))
-				case "bind":
-					err = sysfs.Write("bus/pci/drivers/nvidia/bind", address)
-				case "remove":
-					_, err = n.machine.Do(&nvmlsim.RemoveGPU{GPU: "2"})
-				case "add":
-					_, err = n.machine.Do(&nvmlsim.AddGPU{GPU: "2"})
-				case "spoil": // it comes back, and does not answer
-					err = n.binder.GiveBack(n.ctx, address, "nvidia", "")
-					_, lose := n.machine.Do(&nvmlsim.LoseGPU{GPU: "2"})
-					err = errors.Join(err, lose)
+				n.do(h, step)
+				looks(h, step)
+				next := n.agent()
+				looks(next, step+", the next agent")
+				if err := next.Close(n.ctx); err != nil { // whoever has NVML open keeps GPUs with their driver
+					t.Fatal(err)
 				}
-				if err != nil {
-					t.Fatalf("%s: %v", step, err)
+			}
+		})
+	}
+}
+
+// do does a step: what, and with which GPU, by its bus.
+func (n *passthroughNode) do(h *Hardware, step string) {
+	n.Helper()
+	sysfs := n.machine.NVML().Sysfs()
+	what, of, _ := strings.Cut(step, " ")
+	address := "0000:" + of + ":00.0"
+	simulated := func(commands ...nvmlsim.Command) (err error) {
+		for _, c := range commands {
+			_, e := n.machine.Do(c)
+			err = errors.Join(err, e)
+		}
+		return err
+	}
+	place := map[string]string{"1b": "0", "43": "1"}[of]
+	if place == "" {
+		place = "2"
+	}
+	var err error
+	switch what {
+	case "lose":
+		err = simulated(&nvmlsim.LoseGPU{GPU: place})
+	case "restore":
+		err = simulated(&nvmlsim.RestoreGPU{GPU: place})
+	case "take":
+		n.holds["gpu-0000-"+of+"-00-0"] = true
+		err = h.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, address) })
+	case "seize": // as take, without a claim
+		err = h.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, address) })
+	case "give":
+		err = n.binder.GiveBack(n.ctx, address, "nvidia", "")
+		delete(n.holds, "gpu-0000-"+of+"-00-0")
+	case "hold":
+		n.holds["gpu-0000-"+of+"-00-0"] = true
+	case "free":
+		delete(n.holds, "gpu-0000-"+of+"-00-0")
+	case "unbind":
+		err = sysfs.Write("bus/pci/drivers/vfio-pci/unbind", address)
+		err = errors.Join(err, sysfs.Write("bus/pci/devices/"+address+"/driver_override", "\n"))
+	case "bind":
+		err = sysfs.Write("bus/pci/drivers/nvidia/bind", address)
+	case "remove":
+		err = simulated(&nvmlsim.RemoveGPU{GPU: place})
+	case "add":
+		err = simulated(&nvmlsim.AddGPU{GPU: place})
+	case "spoil": // it comes back, and does not answer
+		err = n.binder.GiveBack(n.ctx, address, "nvidia", "")
+		err = errors.Join(err, simulated(&nvmlsim.LoseGPU{GPU: place}))
+	}
+	if err != nil {
+		n.Fatalf("%s: %v", step, err)
+	}
+}
+
+// TestIndicesFollowGPUsThatNoClaimHas: NVML numbers the rest anew, and one that is lost among them. Its index is today's.
+func TestIndicesFollowGPUsThatNoClaimHas(t *testing.T) {
+	all := []string{"1b", "43", "52", "61", "9d", "c3", "d1", "df"}
+	for name, steps := range map[string][]string{
+		"one is taken out": {"lose", "remove 1b"},
+		"two are":          {"lose", "remove 1b", "remove 43"},
+		"one is taken out, and another is claimed": {"lose", "remove 1b", "take 43"},
+		"one is claimed, and another taken out":    {"lose", "take 43", "remove 1b", "give 43"},
+		"a claim ends of one that was taken out":   {"lose", "hold 1b", "remove 1b", "free 1b"},
+		"the administrator has one":                {"lose", "seize 1b"},
+		"the administrator has two, and a claim":   {"lose", "seize 1b", "take 9d", "seize 43"},
+		"and gives it back":                        {"lose", "seize 1b", "give 1b"},
+		"and a claim takes it":                     {"seize 1b", "lose", "give 1b", "take 1b"},
+		"one is put in":                            {"remove 1b", "lose", "add 1b"},
+		"one is put in, and claimed":               {"remove 1b", "lose", "add 1b", "take 1b"},
+		"two are put in, and claimed":              {"remove 1b", "remove 43", "lose", "add 1b", "add 43", "take 43", "take 1b"},
+		"the lost one is there again":              {"lose", "remove 1b", "restore"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newPassthroughNode(t)
+			h := n.agent()
+			out := map[string]bool{} // what no index counts
+			looks := func(h *Hardware, when string) {
+				h.Offer(discovery.Policy{Passthrough: true, Shares: discovery.Shares{GPUs: []string{"1", "2"}, MemoryStep: 1 << 30}})
+				if err := h.Look(n.ctx); err != nil {
+					t.Fatal(err)
+				}
+				var is, want []string
+				for _, gpu := range h.Node().GPUs {
+					if slices.ContainsFunc(gpu.Offers, func(o discovery.Offer) bool { return o.Shares != nil }) {
+						is = append(is, gpu.Name)
+					}
+				}
+				for _, bus := range all {
+					if gpu := "gpu-0000-" + bus + "-00-0"; !out[bus] || n.holds[gpu] {
+						want = append(want, gpu)
+					}
+				}
+				if diff := cmp.Diff(want[1:3], is); diff != "" {
+					t.Errorf("%s: shared are (-want +got):\n%s", when, diff)
+				}
+			}
+			for _, step := range steps {
+				n.do(h, step)
+				switch what, of, _ := strings.Cut(step, " "); what {
+				case "remove", "seize":
+					out[of] = true
+				case "add", "give":
+					delete(out, of)
 				}
 				looks(h, step)
 				next := n.agent()

@@ -26,7 +26,8 @@ import (
 
 // keepMissing adds to what was found the GPUs that were known and do not answer now. A GPU that is lost has to stay in the
 // ResourceSlices, or its taint would be gone with it and the pods that have it would never be moved. One that was taken out,
-// without anybody holding it, is not kept. What was known of their indices is of another time: claims may have passed others through since.
+// without anybody holding it, is not kept. What was known of their indices is of another time: others may have been passed through since,
+// put in or taken out. It is used only where nobody knows which GPU it is that does not answer.
 func keepMissing(found, known *discovery.Node, held func(gpu string) bool) {
 	nameless := slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool { return f.UUID == "" && f.PCIBusID == "" })
 	numbered := map[string]int{}
@@ -34,11 +35,13 @@ func keepMissing(found, known *discovery.Node, held func(gpu string) bool) {
 		if slices.ContainsFunc(found.GPUs, func(g discovery.GPU) bool { return g.Name == gpu.Name }) {
 			continue
 		}
-		failed := slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool {
+		failed := slices.IndexFunc(found.Failures, func(f discovery.Failure) bool {
 			return f.UUID != "" && f.UUID == gpu.UUID || f.PCIBusID != "" && f.PCIBusID == gpu.PCIBusID
 		})
 		switch {
-		case failed || nameless: // NVML numbers it, so vfio-pci does not have it
+		case failed >= 0: // NVML numbers it, so vfio-pci does not have it
+			gpu.Index, gpu.Passthrough = found.Failures[failed].Index, nil
+		case nameless: // so it does one that may be this
 			numbered[gpu.Name] = known.IndexOf(&gpu)
 			gpu.Index, gpu.Passthrough = 0, nil
 		case held(gpu.Name):
