@@ -88,6 +88,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"a list is none":    {head + `,"nodes":{}}`, `nodes: want a list`},
 		"it ends early":     {head + `,"nodes":[{"metadata":{"name":"a"}}`, "it ends too early"},
 		"no comma":          {head + `,"nodes":[{"metadata":{"name":"a"}} {}]}`, "nodes: want a comma"},
+		"no letter":         {head + `,"nodes":[{"metadata":{"name":"a"}}` + "\xc3]}", `nodes: want a comma, have "\xc3"`},
 		"a comma too many":  {head + `,"nodes":[,{}]}`, "nodes: a value is missing"},
 		"a field twice":     {head + `,"nodes":[],"nodes":[]}`, "nodes: duplicate field"},
 		"something follows": {head + `} {}`, "something follows its end"},

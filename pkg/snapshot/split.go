@@ -145,7 +145,7 @@ func (t *text) divide(open, shut byte, part func() error) error {
 			t.rest = t.rest[1:]
 			return nil
 		case !first && c != ',':
-			return fmt.Errorf("want a comma, have %q", string(c))
+			return fmt.Errorf("want a comma, have %q", t.rest[:1])
 		case !first:
 			t.rest = t.rest[1:]
 			if _, err := t.next(); err != nil {

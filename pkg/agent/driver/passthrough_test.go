@@ -138,29 +138,38 @@ func TestGPUsThatAreSharedByTheirIndicesStayTheSameWhenOneIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newPassthroughNode(t)
 			n.held = true
-			looks := func(h *Hardware, when string) {
-				h.Offer(discovery.Policy{Passthrough: true, Shares: discovery.Shares{GPUs: []string{"2", "3"}, MemoryStep: 1 << 30}})
-				if err := h.Look(n.ctx); err != nil {
-					t.Fatal(err)
-				}
-				for _, gpu := range h.Node().GPUs {
-					is := slices.ContainsFunc(gpu.Offers, func(o discovery.Offer) bool { return o.Shares != nil })
-					if is != (gpu.Name == lost || gpu.Name == behind) {
-						t.Errorf("%s: %s is shared: %t", when, gpu.Name, is)
-					}
-				}
-			}
 			h := n.agent()
 			for _, step := range steps {
 				n.do(h, step)
-				looks(h, step)
-				next := n.agent()
-				looks(next, step+", the next agent")
-				if err := next.Close(n.ctx); err != nil { // whoever has NVML open keeps GPUs with their driver
-					t.Fatal(err)
-				}
+				n.sharesByIndex(h, step, []string{"2", "3"}, []string{lost, behind})
 			}
 		})
+	}
+}
+
+// sharesByIndex looks, and again as the next agent, which knows what is written down. Of the indices these are to be the GPUs.
+func (n *passthroughNode) sharesByIndex(h *Hardware, when string, indices, want []string) {
+	n.Helper()
+	looks := func(h *Hardware, when string) {
+		h.Offer(discovery.Policy{Passthrough: true, Shares: discovery.Shares{GPUs: indices, MemoryStep: 1 << 30}})
+		if err := h.Look(n.ctx); err != nil {
+			n.Fatal(err)
+		}
+		var shared []string
+		for _, gpu := range h.Node().GPUs {
+			if slices.ContainsFunc(gpu.Offers, func(o discovery.Offer) bool { return o.Shares != nil }) {
+				shared = append(shared, gpu.Name)
+			}
+		}
+		if diff := cmp.Diff(want, shared); diff != "" {
+			n.Errorf("%s: shared are (-want +got):\n%s", when, diff)
+		}
+	}
+	looks(h, when)
+	next := n.agent()
+	looks(next, when+", the next agent")
+	if err := next.Close(n.ctx); err != nil { // whoever has NVML open keeps GPUs with their driver
+		n.Fatal(err)
 	}
 }
 
@@ -239,26 +248,6 @@ func TestIndicesFollowGPUsThatNoClaimHas(t *testing.T) {
 			n := newPassthroughNode(t)
 			h := n.agent()
 			out := map[string]bool{} // what no index counts
-			looks := func(h *Hardware, when string) {
-				h.Offer(discovery.Policy{Passthrough: true, Shares: discovery.Shares{GPUs: []string{"1", "2"}, MemoryStep: 1 << 30}})
-				if err := h.Look(n.ctx); err != nil {
-					t.Fatal(err)
-				}
-				var is, want []string
-				for _, gpu := range h.Node().GPUs {
-					if slices.ContainsFunc(gpu.Offers, func(o discovery.Offer) bool { return o.Shares != nil }) {
-						is = append(is, gpu.Name)
-					}
-				}
-				for _, bus := range all {
-					if gpu := "gpu-0000-" + bus + "-00-0"; !out[bus] || n.holds[gpu] {
-						want = append(want, gpu)
-					}
-				}
-				if diff := cmp.Diff(want[1:3], is); diff != "" {
-					t.Errorf("%s: shared are (-want +got):\n%s", when, diff)
-				}
-			}
 			for _, step := range steps {
 				n.do(h, step)
 				switch what, of, _ := strings.Cut(step, " "); what {
@@ -267,12 +256,13 @@ func TestIndicesFollowGPUsThatNoClaimHas(t *testing.T) {
 				case "add", "give":
 					delete(out, of)
 				}
-				looks(h, step)
-				next := n.agent()
-				looks(next, step+", the next agent")
-				if err := next.Close(n.ctx); err != nil { // whoever has NVML open keeps GPUs with their driver
-					t.Fatal(err)
+				var counted []string
+				for _, bus := range all {
+					if gpu := "gpu-0000-" + bus + "-00-0"; !out[bus] || n.holds[gpu] {
+						counted = append(counted, gpu)
+					}
 				}
+				n.sharesByIndex(h, step, []string{"1", "2"}, counted[1:3])
 			}
 		})
 	}

@@ -41,7 +41,7 @@ func keepMissing(found, known *discovery.Node, held func(gpu string) bool) {
 		switch {
 		case failed >= 0: // NVML numbers it, so vfio-pci does not have it
 			gpu.Index, gpu.Passthrough = found.Failures[failed].Index, nil
-		case nameless: // so it does one that may be this
+		case nameless: // NVML numbers one that may be this
 			numbered[gpu.Name] = known.IndexOf(&gpu)
 			gpu.Index, gpu.Passthrough = 0, nil
 		case held(gpu.Name):
