@@ -4,10 +4,10 @@
 package discovery
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
@@ -39,37 +39,78 @@ func (f Failure) String() string {
 	return name + ": " + reason
 }
 
-// nameFailures finds out which GPUs do not answer, from those that the NVIDIA driver has on the bus and that answer. NVML numbers GPUs in
-// the order of the bus; if it is seen not to, several that do not answer may be any of those that are left.
+// nameFailures finds out which GPUs do not answer from those that the NVIDIA driver has on the bus.
 func (n *Node) nameFailures(sysfs fs.ReadLinkFS) {
 	functions, err := vfio.GPUs(sysfs)
 	if err != nil {
 		return // there is no PCI bus, or none that can be read
 	}
-	var left []string
+	var addresses []string
 	for _, f := range functions {
-		if f.Driver != "nvidia" || slices.ContainsFunc(n.GPUs, func(g GPU) bool { return g.PCIBusID == f.Address }) ||
-			slices.ContainsFunc(n.Failures, func(x Failure) bool { return x.PCIBusID == f.Address }) {
-			continue
+		if f.Driver == "nvidia" {
+			addresses = append(addresses, f.Address)
 		}
-		left = append(left, f.Address)
 	}
+	n.NameFailures(addresses)
+}
+
+// NameFailures finds out which GPUs do not answer from the addresses where they may be, which an earlier call may have narrowed down to
+// Candidates. NVML numbers GPUs in the order of the bus, and may leave out one that the driver has (its option NVreg_ExcludedGpus does
+// that). So those that do not answer have names if there are as many addresses between the same neighbours. If NVML is seen not to keep
+// that order, they may be any.
+func (n *Node) NameFailures(addresses []string) {
 	var nameless []*Failure
+	numbered := map[int]string{} // addresses
 	for i := range n.Failures {
-		if n.Failures[i].PCIBusID == "" {
-			nameless = append(nameless, &n.Failures[i])
+		if f := &n.Failures[i]; f.PCIBusID != "" {
+			numbered[f.Index] = f.PCIBusID
+		} else {
+			nameless = append(nameless, f)
 		}
 	}
-	slices.SortFunc(nameless, func(a, b *Failure) int { return cmp.Compare(a.Index, b.Index) })
-	slices.Sort(left)
-	inOrder := slices.IsSortedFunc(n.GPUs, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
-	for i, f := range nameless {
-		if len(left) == len(nameless) && (len(left) == 1 || inOrder) {
-			f.PCIBusID = left[i]
-			continue
-		}
-		for _, address := range left {
-			f.Candidates = append(f.Candidates, deviceName(address))
+	for i := range n.GPUs {
+		if g := &n.GPUs[i]; !g.leftOut() {
+			numbered[g.Index] = g.PCIBusID
 		}
 	}
+	indices, taken := slices.Sorted(maps.Keys(numbered)), slices.Sorted(maps.Values(numbered))
+	inOrder := slices.EqualFunc(indices, taken, func(index int, address string) bool { return numbered[index] == address })
+	between := map[int][]*Failure{} // by the number of neighbours before
+	for _, f := range nameless {
+		before, _ := slices.BinarySearch(indices, f.Index)
+		if !inOrder {
+			before = 0
+		}
+		between[before] = append(between[before], f)
+	}
+	places := map[int][]string{}
+	for _, address := range slices.Sorted(slices.Values(addresses)) {
+		before, known := slices.BinarySearch(taken, address)
+		if !inOrder {
+			before = 0
+		}
+		if failed := between[before]; !known && len(failed) > 0 && failed[0].MayBe(deviceName(address)) {
+			places[before] = append(places[before], address)
+		}
+	}
+	for before, failed := range between {
+		at := places[before]
+		for i, f := range failed {
+			switch {
+			case len(at) == len(failed) && (inOrder || len(at) == 1):
+				f.PCIBusID, f.Candidates = at[i], nil
+			case len(at) >= len(failed):
+				f.Candidates = nil
+				for _, address := range at {
+					f.Candidates = append(f.Candidates, deviceName(address))
+				}
+			}
+		}
+	}
+}
+
+// MayBe tells whether it may be the GPU with that device name that does not answer: its address is not known, and either nothing more is,
+// or this is a candidate.
+func (f *Failure) MayBe(device string) bool {
+	return f.PCIBusID == "" && (len(f.Candidates) == 0 || slices.Contains(f.Candidates, device))
 }

@@ -29,6 +29,7 @@ type passthroughNode struct {
 	binder  *vfio.Binder
 	held    bool            // all
 	holds   map[string]bool // some, by their names
+	leftOut string          // the address of a GPU that the driver has and NVML does not number
 	state   string
 }
 
@@ -45,13 +46,53 @@ func newPassthroughNode(t *testing.T) *passthroughNode {
 	}
 }
 
+// leavesOut is NVML where the driver has a GPU that is not numbered, as with its option NVreg_ExcludedGpus. That GPU answers the driver.
+type leavesOut struct {
+	nvml.Library
+	address string
+}
+
+func (l leavesOut) index() int {
+	count, _ := l.Library.DeviceCount()
+	for index := range count {
+		if device, err := l.Library.Device(index); err == nil {
+			if address, err := device.PCIBusID(); err == nil && address == l.address {
+				return index
+			}
+		}
+	}
+	return count
+}
+
+func (l leavesOut) DeviceCount() (int, error) {
+	count, err := l.Library.DeviceCount()
+	if l.index() < count {
+		count--
+	}
+	return count, err
+}
+
+func (l leavesOut) Device(index int) (nvml.Device, error) {
+	if index >= l.index() {
+		index++
+	}
+	return l.Library.Device(index)
+}
+
+func (l leavesOut) DeviceAt(address string) (nvml.Device, error) {
+	if address == l.address {
+		return nil, errors.New("no GPU is there")
+	}
+	return l.Library.DeviceAt(address)
+}
+
 // agent is what an agent knows of the machine that has started and looked.
 func (n *passthroughNode) agent() *Hardware {
 	n.Helper()
 	h := NewHardware(HardwareOptions{
 		Open: func() (*nvml.Handle, error) {
 			lib := n.machine.NVML() // each agent has one of its own
-			return &nvml.Handle{Library: nvml.Adapt(lib, "sim"), Raw: lib, Sysfs: lib.Sysfs(), Machine: n.machine, Simulated: true}, nil
+			return &nvml.Handle{Library: leavesOut{nvml.Adapt(lib, "sim"), n.leftOut}, Raw: lib, Sysfs: lib.Sysfs(), Machine: n.machine, Simulated: true}, nil
 		},
 		Clock: clock.RealClock{}, StateDir: n.state, Held: func(gpu string) bool { return n.held || n.holds[gpu] },
 		Users: vfio.Simulated{Machine: n.machine},
@@ -115,7 +156,6 @@ func TestSlicesStayWhileAGPUIsWithAVirtualMachine(t *testing.T) {
 // TestGPUsThatAreSharedByTheirIndicesStayTheSameWhenOneIsLost: NVML counts it still. What is remembered of it is of the time when it answered,
 // and virtual machines have got GPUs before it since, or have given them back.
 func TestGPUsThatAreSharedByTheirIndicesStayTheSameWhenOneIsLost(t *testing.T) {
-	const lost, behind = "gpu-0000-52-00-0", "gpu-0000-61-00-0"
 	for name, steps := range map[string][]string{
 		"a GPU before it is taken afterwards":             {"lose", "take 1b"},
 		"two are":                                         {"lose", "take 1b", "take 43"},
@@ -135,16 +175,38 @@ func TestGPUsThatAreSharedByTheirIndicesStayTheSameWhenOneIsLost(t *testing.T) {
 		"it is taken out while a claim has it":            {"remove", "take 1b", "add", "give 1b"},
 		"one before it is, too":                           {"take 1b", "remove", "give 1b", "take 43", "add"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			n := newPassthroughNode(t)
+		leavingOut(t, name, steps, func(n *passthroughNode, buses []string) {
 			n.held = true
 			h := n.agent()
 			for _, step := range steps {
 				n.do(h, step)
-				n.sharesByIndex(h, step, []string{"2", "3"}, []string{lost, behind})
+				n.sharesByIndex(h, step, []string{"2", "3"}, names(buses[2:4]))
 			}
 		})
 	}
+}
+
+// leavingOut tests with all GPUs, and then where NVML leaves out one that no step is about. The test gets the buses of those that are numbered.
+func leavingOut(t *testing.T, name string, steps []string, test func(n *passthroughNode, buses []string)) {
+	for _, out := range []string{"", "61", "df"} {
+		if slices.ContainsFunc(steps, func(step string) bool { return out != "" && strings.HasSuffix(step, " "+out) }) {
+			continue
+		}
+		t.Run(name+" "+out, func(t *testing.T) {
+			n := newPassthroughNode(t)
+			n.leftOut = "0000:" + out + ":00.0"
+			all := []string{"1b", "43", "52", "61", "9d", "c3", "d1", "df"}
+			test(n, slices.DeleteFunc(all, func(bus string) bool { return bus == out }))
+		})
+	}
+}
+
+// names are of the devices at these buses.
+func names(buses []string) (list []string) {
+	for _, bus := range buses {
+		list = append(list, "gpu-0000-"+bus+"-00-0")
+	}
+	return list
 }
 
 // sharesByIndex looks, and again as the next agent, which knows what is written down. Of the indices these are to be the GPUs.
@@ -228,7 +290,6 @@ func (n *passthroughNode) do(h *Hardware, step string) {
 
 // TestIndicesFollowGPUsThatNoClaimHas: NVML numbers the rest anew, and one that is lost among them. Its index is today's.
 func TestIndicesFollowGPUsThatNoClaimHas(t *testing.T) {
-	all := []string{"1b", "43", "52", "61", "9d", "c3", "d1", "df"}
 	for name, steps := range map[string][]string{
 		"one is taken out": {"lose", "remove 1b"},
 		"two are":          {"lose", "remove 1b", "remove 43"},
@@ -244,8 +305,7 @@ func TestIndicesFollowGPUsThatNoClaimHas(t *testing.T) {
 		"two are put in, and claimed":              {"remove 1b", "remove 43", "lose", "add 1b", "add 43", "take 43", "take 1b"},
 		"the lost one is there again":              {"lose", "remove 1b", "restore"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			n := newPassthroughNode(t)
+		leavingOut(t, name, steps, func(n *passthroughNode, buses []string) {
 			h := n.agent()
 			out := map[string]bool{} // what no index counts
 			for _, step := range steps {
@@ -257,8 +317,8 @@ func TestIndicesFollowGPUsThatNoClaimHas(t *testing.T) {
 					delete(out, of)
 				}
 				var counted []string
-				for _, bus := range all {
-					if gpu := "gpu-0000-" + bus + "-00-0"; !out[bus] || n.holds[gpu] {
+				for i, gpu := range names(buses) {
+					if !out[buses[i]] || n.holds[gpu] {
 						counted = append(counted, gpu)
 					}
 				}

@@ -29,19 +29,29 @@ import (
 // without anybody holding it, is not kept. What was known of their indices is of another time: others may have been passed through since,
 // put in or taken out. It is used only where nobody knows which GPU it is that does not answer.
 func keepMissing(found, known *discovery.Node, held func(gpu string) bool) {
-	nameless := slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool { return f.UUID == "" && f.PCIBusID == "" })
-	numbered := map[string]int{}
+	var missing []discovery.GPU
 	for _, gpu := range known.GPUs {
-		if slices.ContainsFunc(found.GPUs, func(g discovery.GPU) bool { return g.Name == gpu.Name }) {
-			continue
+		if !slices.ContainsFunc(found.GPUs, func(g discovery.GPU) bool { return g.Name == gpu.Name }) {
+			missing = append(missing, gpu)
 		}
-		failed := slices.IndexFunc(found.Failures, func(f discovery.Failure) bool {
-			return f.UUID != "" && f.UUID == gpu.UUID || f.PCIBusID != "" && f.PCIBusID == gpu.PCIBusID
-		})
+	}
+	var addresses []string
+	for _, gpu := range missing {
+		addresses = append(addresses, gpu.PCIBusID)
+		for i := range found.Failures {
+			if f := &found.Failures[i]; f.PCIBusID == "" && f.UUID != "" && f.UUID == gpu.UUID {
+				f.PCIBusID = gpu.PCIBusID
+			}
+		}
+	}
+	found.NameFailures(addresses)
+	numbered := map[string]int{}
+	for _, gpu := range missing {
+		failed := slices.IndexFunc(found.Failures, func(f discovery.Failure) bool { return f.PCIBusID == gpu.PCIBusID })
 		switch {
 		case failed >= 0: // NVML numbers it, so vfio-pci does not have it
 			gpu.Index, gpu.Passthrough = found.Failures[failed].Index, nil
-		case nameless: // NVML numbers one that may be this
+		case slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool { return f.UUID == "" && f.MayBe(gpu.Name) }):
 			numbered[gpu.Name] = known.IndexOf(&gpu)
 			gpu.Index, gpu.Passthrough = 0, nil
 		case held(gpu.Name):
@@ -54,7 +64,7 @@ func keepMissing(found, known *discovery.Node, held func(gpu string) bool) {
 	slices.SortFunc(found.GPUs, func(a, b discovery.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) })
 	for i := range found.GPUs {
 		if index, ok := numbered[found.GPUs[i].Name]; ok {
-			found.GPUs[i].Index = index - found.IndexOf(&found.GPUs[i])
+			found.GPUs[i].Index = max(0, index-found.IndexOf(&found.GPUs[i]))
 		}
 	}
 }
