@@ -186,7 +186,7 @@ func TestAGPUInMIGModeIsListedButNotOffered(t *testing.T) {
 	lib, sysfs := machineOf(t, p)
 	node := discover(t, lib, sysfs)
 	if got := node.GPUs[3]; !got.MIGEnabled || !strings.Contains(got.NotOffered, "MIG mode is enabled") ||
-		!strings.Contains(got.NotOffered, "nvidia-smi -i 3 -mig 0") {
+		!strings.Contains(got.NotOffered, "nvidia-smi -i "+got.PCIBusID+" -mig 0") {
 		t.Errorf("GPU 3: MIG %t, not offered because of %q: want the reason and what to do", got.MIGEnabled, got.NotOffered)
 	}
 	for _, slice := range node.DriverResources("node-a").Pools["node-a"].Slices {

@@ -87,8 +87,12 @@ func TestGPUsThatDoNotAnswerAreNamedByTheirNeighbours(t *testing.T) {
 		"another order, and only one fits": {map[int]string{0: second, 1: all[0]}, []int{2}, [][]string{{all[0], first, second}}, []string{"gpu-0000-43-00-0"}},
 		"another order, one of two fits":   {map[int]string{0: second, 1: all[0]}, []int{2}, [][]string{all[:4]}, []string{"one of gpu-0000-43-00-0, gpu-0000-61-00-0"}},
 		"another order, and one was known": {map[int]string{0: second, 1: all[0]}, []int{2}, [][]string{all[:4], {all[3]}}, []string{"gpu-0000-61-00-0"}},
-		"another order, and two that do not": {map[int]string{0: second, 1: all[0]}, []int{2, 3}, [][]string{all[:4]},
-			[]string{"one of gpu-0000-43-00-0, gpu-0000-61-00-0", "one of gpu-0000-43-00-0, gpu-0000-61-00-0"}},
+		"another order, and two that do not": {
+			map[int]string{0: second, 1: all[0]},
+			[]int{2, 3},
+			[][]string{all[:4]},
+			[]string{"one of gpu-0000-43-00-0, gpu-0000-61-00-0", "one of gpu-0000-43-00-0, gpu-0000-61-00-0"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := &Node{}

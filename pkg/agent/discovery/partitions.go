@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -117,8 +116,8 @@ func (f *found) askMIG(mode nvml.MIGMode, capability nvml.Version) {
 	}
 	for _, instance := range f.gpu.MIGInstances {
 		if len(instance.Devices) == 0 {
-			f.warn("MIG GPU instance %d has no compute instance, and cannot be used without: make one with nvidia-smi mig -i %d -gi %d -cci",
-				instance.ID, f.gpu.Index, instance.ID)
+			f.warn("MIG GPU instance %d has no compute instance, and cannot be used without: make one with nvidia-smi mig -i %s -gi %d -cci",
+				instance.ID, f.gpu.PCIBusID, instance.ID)
 		}
 	}
 	f.gpu.MIG = mig
@@ -172,8 +171,8 @@ func (g *GPU) offer(policy Policy, ours Made) {
 	g.offerPassthrough(&policy)
 	if len(g.Offers) == 0 {
 		g.NotOffered = "MIG mode is enabled, so the GPU can only be used in partitions, and none has been made: " +
-			"make some with nvidia-smi mig -i " + strconv.Itoa(g.Index) + " -cgi <profile> -C, let the agent make them with --partitions=dynamic, " +
-			"or disable MIG mode with nvidia-smi -i " + strconv.Itoa(g.Index) + " -mig 0 to offer the whole GPU"
+			"make some with nvidia-smi mig -i " + g.PCIBusID + " -cgi <profile> -C, let the agent make them with --partitions=dynamic, " +
+			"or disable MIG mode with nvidia-smi -i " + g.PCIBusID + " -mig 0 to offer the whole GPU"
 	}
 }
 
