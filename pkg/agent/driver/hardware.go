@@ -150,7 +150,7 @@ func (h *Hardware) look(ctx context.Context) error {
 	// Another process may have seen the driver that was there before: this one would not be able to load the library of both.
 	before := h.memory.before(ctx).DriverVersion
 	renewed = renewed || before != "" && before != node.DriverVersion
-	answered := node.GPUs
+	answered := slices.Clone(node.GPUs) // others are put between these
 	h.memory.add(ctx, node, h.opts.Held)
 	node.AskPassthrough(lib.Sysfs)
 	node.Offer(policy)

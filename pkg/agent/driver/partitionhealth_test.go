@@ -4,12 +4,14 @@
 package driver
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
@@ -249,5 +251,47 @@ func TestAComputeInstanceEndsAlone(t *testing.T) {
 			t.Errorf("taints %v of a device that has ended", got)
 		}
 		stop()
+	})
+}
+
+// TestAFaultOfAMIGDeviceEndsWithItWhileAGPUIsLost: another device in its place begins anew, on the last GPU as well.
+func TestAFaultOfAMIGDeviceEndsWithItWhileAGPUIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "dgx-h100")
+		start := uint32(0)
+		partition := func() nvmlsim.Instance {
+			result, err := r.machine.Do(&nvmlsim.CreateMIG{GPU: "7", Profile: "1g.10gb", Start: &start})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return result.MIG.Instance
+		}
+		r.do(&nvmlsim.SetMIG{GPU: "7", Enabled: true})
+		sick := partition()
+		h := r.found(ctx)
+		defer background(ctx, h.Watch)()
+		want := func(what string, taints ...string) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			got := slices.DeleteFunc(published(t, h), func(device string) bool { return !strings.HasPrefix(device, "gpu-0000-df-00-0-mig-1g10gb-0 ") })
+			if diff := cmp.Diff(taints, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", what, diff)
+			}
+		}
+		r.do(&nvmlsim.LoseGPU{GPU: "2"})
+		want("another GPU is lost")
+		r.do(&nvmlsim.CountECC{GPU: "7", ECCCounts: nvmlsim.ECCCounts{Uncorrected: 1}, Instance: &sick})
+		want("it has a fault", "gpu-0000-df-00-0-mig-1g10gb-0 ecc-uncorrected=:NoSchedule")
+		r.do(&nvmlsim.DestroyMIG{GPU: "7", Instance: sick.GPU})
+		if err := h.Look(ctx); err != nil {
+			t.Fatal(err)
+		}
+		partition()
+		if err := h.Look(ctx); err != nil {
+			t.Fatal(err)
+		}
+		want("another one is in its place")
 	})
 }
