@@ -69,7 +69,7 @@ func (n *Node) NameFailures(addresses []string) {
 		}
 	}
 	for i := range n.GPUs {
-		if g := &n.GPUs[i]; !g.leftOut() {
+		if g := &n.GPUs[i]; !g.LeftOut() {
 			numbered[g.Index] = g.PCIBusID
 		}
 	}

@@ -100,20 +100,37 @@ func (s Shares) byName(n *Node) Shares {
 // IndexOf is the GPU's index as long as claims have passed none through: NVML orders GPUs by address, and leaves these out.
 func (n *Node) IndexOf(gpu *GPU) int {
 	index := gpu.Index
-	if gpu.leftOut() && !gpu.Unseen() {
-		index = 0 // it is of another time
+	switch {
+	case gpu.LeftOut() && gpu.Unseen():
+		return index
+	case gpu.LeftOut(): // what it had is of another time
+		index = n.numberedBefore(gpu.PCIBusID)
 	}
 	for i := range n.GPUs {
-		other := &n.GPUs[i]
-		if other.PCIBusID < gpu.PCIBusID && !other.Unseen() && !gpu.Unseen() && (gpu.leftOut() || other.leftOut()) {
+		if other := &n.GPUs[i]; other.PCIBusID < gpu.PCIBusID && other.LeftOut() && !other.Unseen() {
 			index++
 		}
 	}
 	return index
 }
 
-// leftOut tells that NVML does not number the GPU.
-func (g *GPU) leftOut() bool { return g.Bound() || g.Index < 0 }
+// numberedBefore is how many GPUs NVML numbers before the address, also such as do not answer and were never known.
+func (n *Node) numberedBefore(address string) (count int) {
+	for i := range n.GPUs {
+		if g := &n.GPUs[i]; g.PCIBusID < address && !g.LeftOut() {
+			count = max(count, g.Index+1)
+		}
+	}
+	for i := range n.Failures {
+		if f := &n.Failures[i]; f.PCIBusID != "" && f.PCIBusID < address {
+			count = max(count, f.Index+1)
+		}
+	}
+	return count
+}
+
+// LeftOut tells that NVML does not number the GPU.
+func (g *GPU) LeftOut() bool { return g.Bound() || g.Index < 0 }
 
 // shares returns how the GPU is divided, nil if it is not. Under MIG it is partitioned instead.
 func (g *GPU) shares(policy *Policy) *Shares {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 	"testing"
@@ -49,19 +50,22 @@ func newPassthroughNode(t *testing.T) *passthroughNode {
 // leavesOut is NVML where the driver has a GPU that is not numbered, as with its option NVreg_ExcludedGpus. That GPU answers the driver.
 type leavesOut struct {
 	nvml.Library
+	sysfs   fs.ReadLinkFS
 	address string
 }
 
-func (l leavesOut) index() int {
-	count, _ := l.Library.DeviceCount()
-	for index := range count {
-		if device, err := l.Library.Device(index); err == nil {
-			if address, err := device.PCIBusID(); err == nil && address == l.address {
-				return index
-			}
+// index is what it would have, or how many there are: also if it is lost, so the kernel is asked.
+func (l leavesOut) index() (index int) {
+	gpus, _ := vfio.GPUs(l.sysfs)
+	for _, gpu := range gpus {
+		if gpu.Address == l.address {
+			break
+		}
+		if gpu.Driver == "nvidia" {
+			index++
 		}
 	}
-	return count
+	return index
 }
 
 func (l leavesOut) DeviceCount() (int, error) {
@@ -92,7 +96,7 @@ func (n *passthroughNode) agent() *Hardware {
 	h := NewHardware(HardwareOptions{
 		Open: func() (*nvml.Handle, error) {
 			lib := n.machine.NVML() // each agent has one of its own
-			return &nvml.Handle{Library: leavesOut{nvml.Adapt(lib, "sim"), n.leftOut}, Raw: lib, Sysfs: lib.Sysfs(), Machine: n.machine, Simulated: true}, nil
+			return &nvml.Handle{Library: leavesOut{nvml.Adapt(lib, "sim"), lib.Sysfs(), n.leftOut}, Raw: lib, Sysfs: lib.Sysfs(), Machine: n.machine, Simulated: true}, nil
 		},
 		Clock: clock.RealClock{}, StateDir: n.state, Held: func(gpu string) bool { return n.held || n.holds[gpu] },
 		Users: vfio.Simulated{Machine: n.machine},
@@ -323,6 +327,35 @@ func TestIndicesFollowGPUsThatNoClaimHas(t *testing.T) {
 					}
 				}
 				n.sharesByIndex(h, step, []string{"1", "2"}, counted[1:3])
+			}
+		})
+	}
+}
+
+// TestIndicesCountALostGPUThatNobodyKnows, or of which nobody knows more than its address, before one that is passed through.
+func TestIndicesCountALostGPUThatNobodyKnows(t *testing.T) {
+	for name, happens := range map[string]func(n *passthroughNode) *Hardware{
+		"it was lost before the first agent came": func(n *passthroughNode) *Hardware {
+			if _, err := n.machine.Do(&nvmlsim.LoseGPU{GPU: "0"}); err != nil {
+				n.Fatal(err)
+			}
+			return n.agent()
+		},
+		"an administrator had it by then": func(n *passthroughNode) *Hardware {
+			if err := n.binder.Take(n.ctx, passedAddress); err != nil {
+				n.Fatal(err)
+			}
+			h := n.agent()
+			n.do(h, "spoil 1b")
+			return h
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newPassthroughNode(t)
+			h := happens(n)
+			for _, step := range []string{"hold 43", "take 43", "take 61", "give 43"} {
+				n.do(h, step)
+				n.sharesByIndex(h, step, []string{"1", "3"}, names([]string{"43", "61"}))
 			}
 		})
 	}

@@ -26,34 +26,38 @@ import (
 
 // keepMissing adds to what was found the GPUs that were known and do not answer now. A GPU that is lost has to stay in the
 // ResourceSlices, or its taint would be gone with it and the pods that have it would never be moved. One that was taken out,
-// without anybody holding it, is not kept. What was known of their indices is of another time: others may have been passed through since,
-// put in or taken out. It is used only where nobody knows which GPU it is that does not answer.
+// without anybody holding it, is not kept. What was known of their indices is of another time, and not used: others may have been passed
+// through since, put in or taken out.
 func keepMissing(found, known *discovery.Node, held func(gpu string) bool) {
 	var missing []discovery.GPU
 	for _, gpu := range known.GPUs {
-		if !slices.ContainsFunc(found.GPUs, func(g discovery.GPU) bool { return g.Name == gpu.Name }) {
-			missing = append(missing, gpu)
+		if slices.ContainsFunc(found.GPUs, func(g discovery.GPU) bool { return g.Name == gpu.Name }) {
+			continue
 		}
-	}
-	var addresses []string
-	for _, gpu := range missing {
-		addresses = append(addresses, gpu.PCIBusID)
+		missing = append(missing, gpu)
 		for i := range found.Failures {
 			if f := &found.Failures[i]; f.PCIBusID == "" && f.UUID != "" && f.UUID == gpu.UUID {
 				f.PCIBusID = gpu.PCIBusID
 			}
 		}
 	}
-	found.NameFailures(addresses)
-	numbered := map[string]int{}
+	for _, all := range []bool{false, true} { // those first that NVML numbered before
+		var addresses []string
+		for i := range missing {
+			if all || !missing[i].LeftOut() {
+				addresses = append(addresses, missing[i].PCIBusID)
+			}
+		}
+		found.NameFailures(addresses)
+	}
 	for _, gpu := range missing {
-		failed := slices.IndexFunc(found.Failures, func(f discovery.Failure) bool { return f.PCIBusID == gpu.PCIBusID })
+		is := slices.IndexFunc(found.Failures, func(f discovery.Failure) bool { return f.PCIBusID == gpu.PCIBusID })
+		if is < 0 { // it may be one of several: NVML numbers it like that, or not at all
+			is = slices.IndexFunc(found.Failures, func(f discovery.Failure) bool { return f.UUID == "" && f.MayBe(gpu.Name) })
+		}
 		switch {
-		case failed >= 0: // NVML numbers it, so vfio-pci does not have it
-			gpu.Index, gpu.Passthrough = found.Failures[failed].Index, nil
-		case slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool { return f.UUID == "" && f.MayBe(gpu.Name) }):
-			numbered[gpu.Name] = known.IndexOf(&gpu)
-			gpu.Index, gpu.Passthrough = 0, nil
+		case is >= 0: // vfio-pci does not have it
+			gpu.Index, gpu.Passthrough = found.Failures[is].Index, nil
 		case held(gpu.Name):
 			gpu.Index = -1
 		default:
@@ -62,11 +66,6 @@ func keepMissing(found, known *discovery.Node, held func(gpu string) bool) {
 		found.GPUs = append(found.GPUs, gpu)
 	}
 	slices.SortFunc(found.GPUs, func(a, b discovery.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) })
-	for i := range found.GPUs {
-		if index, ok := numbered[found.GPUs[i].Name]; ok {
-			found.GPUs[i].Index = max(0, index-found.IndexOf(&found.GPUs[i]))
-		}
-	}
 }
 
 // keepBound puts what was known of a GPU that a claim has passed through in the place of the little that is known of it now. What it is

@@ -67,8 +67,16 @@ func TestAGPUThatDoesNotAnswerIsKnownByItsAddress(t *testing.T) {
 			discovery.Failure{Index: 1},
 			[]discovery.GPU{gpu("43", 1), gpu("52", 2)},
 			false,
-			[]string{"1b 0", "43 1", "52 2"},
+			[]string{"1b 0", "43 1", "52 1"},
 			"one of gpu-0000-43-00-0, gpu-0000-52-00-0",
+		},
+		"of two one was not numbered before": {
+			[]discovery.GPU{gpu("1b", 0)}, discovery.Failure{Index: 1, Candidates: []string{"gpu-0000-43-00-0", "gpu-0000-52-00-0"}},
+			[]discovery.GPU{gpu("43", -1), gpu("52", 1)}, true, []string{"1b 0", "43 -1", "52 1"}, "gpu-0000-52-00-0",
+		},
+		"it was with a virtual machine, and one of the same place is not known": {
+			[]discovery.GPU{gpu("1b", 0)}, discovery.Failure{Index: 1, Candidates: []string{"gpu-0000-43-00-0", "gpu-0000-52-00-0"}},
+			[]discovery.GPU{gpu("43", -1)}, true, []string{"1b 0", "43 1"}, "gpu-0000-43-00-0",
 		},
 		"nor which number it had with one passed through before": {
 			[]discovery.GPU{passed},
