@@ -10,6 +10,7 @@ import (
 	"errors"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -51,9 +52,8 @@ var MemberPauses = wait.Backoff{Duration: time.Second, Factor: 2, Cap: 10 * time
 type Attempt struct {
 	Pod    *v1.Pod
 	handle fwk.Handle
-	mutex  sync.Mutex
 	// binding is the context of PreBind, nil before.
-	binding context.Context
+	binding atomic.Pointer[context.Context]
 }
 
 // newAttempts returns no attempts.
@@ -167,7 +167,7 @@ func (a *Attempts) Fail(pod *v1.Pod) time.Duration {
 	defer a.mutex.Unlock()
 	attempt := a.byPod[pod.UID]
 	delete(a.byPod, pod.UID)
-	if attempt == nil || !attempt.isBinding() || attempt.IsCancelled(true) || podclaims.GroupOf(pod) == "" ||
+	if attempt == nil || attempt.binding.Load() == nil || attempt.IsCancelled(true) || podclaims.GroupOf(pod) == "" ||
 		!utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
 		return 0
 	}
@@ -186,29 +186,18 @@ func (a *Attempts) Of(pod types.UID) *Attempt {
 // PreBind tells that PreBind has begun.
 func (a *Attempts) PreBind(ctx context.Context, pod types.UID) {
 	if attempt := a.Of(pod); attempt != nil {
-		attempt.mutex.Lock()
-		defer attempt.mutex.Unlock()
-		attempt.binding = ctx
+		attempt.binding.Store(&ctx)
 	}
-}
-
-// isBinding tells whether PreBind has begun.
-func (a *Attempt) isBinding() bool {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	return a.binding != nil
 }
 
 // IsCancelled tells whether the pod will not be bound, because it was preempted. If that need not be certain, a pod
 // between Permit and PreBind counts, too: it does not stay there.
 func (a *Attempt) IsCancelled(certain bool) bool {
-	a.mutex.Lock()
-	binding := a.binding
-	a.mutex.Unlock()
+	binding := a.binding.Load()
 	if binding == nil {
 		return !certain && a.handle.GetWaitingPod(a.Pod.UID) == nil
 	}
-	cause := context.Cause(binding)
+	cause := context.Cause(*binding)
 	return cause != nil && !errors.Is(cause, context.Canceled) && cause.Error() != preBindHasEnded
 }
 

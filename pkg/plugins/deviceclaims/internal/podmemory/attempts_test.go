@@ -41,7 +41,7 @@ func TestWhetherAPodIsPreemptedIsToldByTheContextOfPreBind(t *testing.T) {
 			binding, cancel := context.WithCancelCause(t.Context())
 			attempt := &Attempt{}
 			plugin := &preBinder{func(ctx context.Context) *fwk.Status {
-				attempt.binding = ctx
+				attempt.binding.Store(&ctx)
 				if attempt.IsCancelled(true) {
 					t.Error("cancelled at the beginning")
 				}
@@ -63,11 +63,11 @@ func TestWhetherAPodIsPreemptedIsToldByTheContextOfPreBind(t *testing.T) {
 			}
 			handle.RunPreBindPlugins(binding, framework.NewCycleState(), &v1.Pod{}, "node-a")
 			if got := attempt.IsCancelled(true); got != tc.preempted {
-				t.Errorf("cancelled: %t, cause %v", got, context.Cause(attempt.binding))
+				t.Errorf("cancelled: %t, cause %v", got, context.Cause(*attempt.binding.Load()))
 			}
 			cancel(nil) // as the end of the binding does
 			if got := attempt.IsCancelled(true); got != tc.preempted {
-				t.Errorf("cancelled when the binding has ended: %t, cause %v", got, context.Cause(attempt.binding))
+				t.Errorf("cancelled when the binding has ended: %t, cause %v", got, context.Cause(*attempt.binding.Load()))
 			}
 		})
 	}
