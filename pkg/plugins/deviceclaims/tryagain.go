@@ -60,12 +60,7 @@ func (s *Shared) tryGroupAgain(
 	if len(avoiding) == 0 {
 		return nil
 	}
-	fits := false
-	s.common.Trial.WithoutFailures(func() {
-		_, status := schedule(ctx)
-		fits = status.IsSuccess()
-	})
-	if !fits {
+	if !s.common.Trial.Fits(ctx, schedule, nil, true) {
 		return nil
 	}
 	for _, pod := range avoiding {

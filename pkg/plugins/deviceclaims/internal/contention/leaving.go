@@ -108,12 +108,7 @@ func (r *Rivals) AwaitForGroup(ctx context.Context, pods []*v1.Pod, own sets.Set
 	if len(leaving) == 0 {
 		return nil, nil
 	}
-	fits := false
-	r.Trial.withLeaving(leaving, func() {
-		_, status := schedule(ctx)
-		fits = status.IsSuccess()
-	})
-	if !fits {
+	if !r.Trial.Fits(ctx, schedule, leaving, false) {
 		return nil, nil
 	}
 	// First noted, then looked, as for a single pod.

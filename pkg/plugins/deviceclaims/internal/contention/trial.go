@@ -4,6 +4,7 @@
 package contention
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -99,28 +100,18 @@ func (t *Trial) TakeBack(pod types.UID) {
 	t.views = t.views[:min(len(t.views), stay+1)]
 }
 
-// withLeaving calls try while the devices of the given claims count as free.
-func (t *Trial) withLeaving(leaving []*Holder, try func()) {
-	set := func(leaving []*Holder) {
+// Fits tells whether the group fits while the devices of some claims count as free or, with forgetful, nothing as having failed for its
+// pods.
+func (t *Trial) Fits(ctx context.Context, schedule fwk.PodGroupSchedulingFunc, leaving []*Holder, forgetful bool) bool {
+	set := func(leaving []*Holder, forgetful bool) {
 		t.mutex.Lock()
 		defer t.mutex.Unlock()
-		t.leaving, t.views = leaving, nil
+		t.leaving, t.forgetful, t.views = leaving, forgetful, nil
 	}
-	set(leaving)
-	defer set(nil)
-	try()
-}
-
-// WithoutFailures calls try while nothing counts as having failed for the pods.
-func (t *Trial) WithoutFailures(try func()) {
-	set := func(forgetful bool) {
-		t.mutex.Lock()
-		defer t.mutex.Unlock()
-		t.forgetful = forgetful
-	}
-	set(true)
-	defer set(false)
-	try()
+	set(leaving, forgetful)
+	defer set(nil, false)
+	_, status := schedule(ctx)
+	return status.IsSuccess()
 }
 
 // IsForgetful tells whether nothing counts as having failed for the pods.
