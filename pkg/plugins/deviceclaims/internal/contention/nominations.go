@@ -127,7 +127,8 @@ func (n *Nominations) PodHandler() cache.ResourceEventHandler {
 			n.EndWait(pod.UID)
 			n.End(pod.UID, all)
 			if before, known := oldObj.(*v1.Pod); known && podclaims.UsesDevices(pod) && isEnding(pod) && !isEnding(before) {
-				n.leaves(pod.Spec.NodeName)
+				// Who is nominated there may count on these devices, see WithNominees, and leave others.
+				n.tell(func(_ *nomination, node string) bool { return node == pod.Spec.NodeName })
 			}
 		},
 		DeleteFunc: func(obj any) {
@@ -144,16 +145,19 @@ func isEnding(pod *v1.Pod) bool {
 	return pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// leaves tells that a pod with devices has begun to end on a node. Who is nominated there may count on these devices, see WithNominees, and
-// leave others.
-func (n *Nominations) leaves(node string) {
-	kept := false
+// tell tells that less may be kept now on the nodes of nominations of which is says so.
+func (n *Nominations) tell(is func(known *nomination, node string) bool) {
+	changed := sets.New[string]()
 	n.mutex.Lock()
 	for _, known := range n.byPod {
-		kept = kept || known.nodes.Has(node)
+		for node := range known.nodes {
+			if is(known, node) {
+				changed.Insert(node)
+			}
+		}
 	}
 	n.mutex.Unlock()
-	if kept {
+	for node := range changed {
 		n.ended(node)
 	}
 }
@@ -161,17 +165,8 @@ func (n *Nominations) leaves(node string) {
 // OnInventoryEvent takes the inventory's events. By another class a nominated pod may need other devices, or find none. What slices change
 // on a node is news for who waits for its devices anyway.
 func (n *Nominations) OnInventoryEvent(event source.Event) {
-	if event.Class == nil {
-		return
-	}
-	changed := sets.New[string]()
-	n.mutex.Lock()
-	for _, known := range n.byPod {
-		changed = changed.Union(known.nodes)
-	}
-	n.mutex.Unlock()
-	for node := range changed {
-		n.ended(node)
+	if event.Class != nil {
+		n.tell(func(*nomination, string) bool { return true })
 	}
 }
 
@@ -185,17 +180,7 @@ func (n *Nominations) OnClaimEvent(event tracker.Event) {
 		return
 	}
 	claim := types.NamespacedName{Namespace: event.Claim.Namespace, Name: event.Claim.Name}
-	var changed []string
-	n.mutex.Lock()
-	for _, known := range n.byPod {
-		if slices.Contains(known.claims, claim) {
-			changed = append(changed, known.nodes.UnsortedList()...)
-		}
-	}
-	n.mutex.Unlock()
-	for _, node := range changed {
-		n.ended(node)
-	}
+	n.tell(func(known *nomination, _ string) bool { return slices.Contains(known.claims, claim) })
 }
 
 // Overtake notes that a pod has been nominated to a node. Those of lower priority that are nominated there, too, may have lost what was
