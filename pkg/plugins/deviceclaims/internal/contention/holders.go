@@ -106,7 +106,7 @@ func (s *Holders) ofPod(pod *v1.Pod) []*Holder {
 	var found []*Holder
 	for _, ref := range refs {
 		st := s.ofClaimLocked(ref)
-		if st != nil && !slices.Contains(found, st) && slices.ContainsFunc(st.pods, func(c consumer) bool { return c.uid == pod.UID }) {
+		if st != nil && !slices.Contains(found, st) && st.has(pod.UID) {
 			found = append(found, st)
 		}
 	}
@@ -137,9 +137,6 @@ func (s *Holders) ofClaimLocked(ref usage.ClaimRef) *Holder {
 func newHolder(ref usage.ClaimRef, holding tracker.Holding) *Holder {
 	s := &Holder{claim: ref, known: holding, foreign: holding.Group != ""}
 	s.addPools(holding.InFlight)
-	for _, owner := range holding.Owners {
-		s.addPod(consumer{uid: owner})
-	}
 	if holding.Claim != nil {
 		s.addPools(holding.Claim.Status.Allocation)
 		for _, user := range holding.Claim.Status.ReservedFor {
@@ -147,7 +144,12 @@ func newHolder(ref usage.ClaimRef, holding tracker.Holding) *Holder {
 				s.foreign = true
 				continue
 			}
-			s.addPod(consumer{types.NamespacedName{Namespace: ref.Namespace, Name: user.Name}, user.UID})
+			s.pods = append(s.pods, consumer{types.NamespacedName{Namespace: ref.Namespace, Name: user.Name}, user.UID})
+		}
+	}
+	for _, owner := range holding.Owners {
+		if !s.has(owner) {
+			s.pods = append(s.pods, consumer{uid: owner})
 		}
 	}
 	if len(s.pools) == 0 {
@@ -168,16 +170,9 @@ func (s *Holder) addPools(allocation *resourceapi.AllocationResult) {
 	}
 }
 
-func (s *Holder) addPod(c consumer) {
-	for i := range s.pods {
-		if s.pods[i].uid == c.uid {
-			if s.pods[i].Name == "" {
-				s.pods[i] = c
-			}
-			return
-		}
-	}
-	s.pods = append(s.pods, c)
+// has tells whether the pod is one that the claim is for.
+func (s *Holder) has(pod types.UID) bool {
+	return slices.ContainsFunc(s.pods, func(c consumer) bool { return c.uid == pod })
 }
 
 // without returns the usage without what some claims hold.
