@@ -180,17 +180,12 @@ func without(view usage.View, holders []*Holder) usage.View {
 	if len(holders) == 0 {
 		return view
 	}
-	var pools []usage.PoolID
-	gone := sets.New[types.UID]()
+	pools, gone := sets.New[usage.PoolID](), sets.New[types.UID]()
 	for _, s := range holders {
 		gone.Insert(s.claim.UID)
-		for _, pool := range s.pools {
-			if !slices.Contains(pools, pool) {
-				pools = append(pools, pool)
-			}
-		}
+		pools.Insert(s.pools...)
 	}
-	return view.Without(pools, func(claim usage.ClaimRef) bool { return gone.Has(claim.UID) })
+	return view.Without(pools.UnsortedList(), func(claim usage.ClaimRef) bool { return gone.Has(claim.UID) })
 }
 
 // WithoutClaims returns the usage without what the claims have allocated.
