@@ -64,19 +64,11 @@ func wasPreempted(pod *v1.Pod) bool {
 //
 // accepted are the nodes that have devices for the pod.
 func (r *Rivals) EvictsWhoIsGone(accepted []string, pod *v1.Pod) bool {
-	for _, name := range accepted {
-		if !r.isNominated(pod, name) {
-			continue
-		}
+	isGone := func(other fwk.PodInfo) bool { return r.hasLostItsClaims(other.GetPod()) }
+	return slices.ContainsFunc(accepted, func(name string) bool {
 		info, err := r.Handle.SnapshotSharedLister().NodeInfos().Get(name)
-		if err != nil {
-			continue
-		}
-		if slices.ContainsFunc(info.GetPods(), func(other fwk.PodInfo) bool { return r.hasLostItsClaims(other.GetPod()) }) {
-			return true
-		}
-	}
-	return false
+		return err == nil && r.isNominated(pod, name) && slices.ContainsFunc(info.GetPods(), isGone)
+	})
 }
 
 // hasLostItsClaims tells whether the pod had claims, and none is reserved for it or its group any more: kube-controller-manager gives up
