@@ -75,15 +75,12 @@ func MayPreempt(pod *v1.Pod) bool {
 
 // victimsOn returns the pods of a node that may hold devices and have a lower priority than the pod, and those that go with them.
 func (r *Rivals) victimsOn(nodeInfo fwk.NodeInfo, pod *v1.Pod) map[types.UID]*v1.Pod {
-	var victims map[types.UID]*v1.Pod
+	victims := map[types.UID]*v1.Pod{}
 	priority := corev1helpers.PodPriority(pod)
 	for _, info := range nodeInfo.GetPods() {
 		other := info.GetPod()
 		if !podclaims.UsesDevices(other) || corev1helpers.PodPriority(other) >= priority {
 			continue
-		}
-		if victims == nil {
-			victims = map[types.UID]*v1.Pod{}
 		}
 		for _, victim := range r.Groups.DisruptedWith(other) {
 			victims[victim.UID] = victim
