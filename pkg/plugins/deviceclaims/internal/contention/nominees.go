@@ -63,7 +63,6 @@ func (s *Holders) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *
 		if err != nil {
 			klog.FromContext(ctx).V(4).Info("No devices are kept for a nominated pod, because its claims cannot be used",
 				"nominatedPod", klog.KObj(pod), "reason", err.Error())
-			requests = nil
 		}
 		n.requests[key.String()] = requests
 	}

@@ -144,9 +144,7 @@ func (f *Finder) nodeWithout(ctx context.Context, c *cycle.State, pod *v1.Pod, m
 			if wanted.Requests != nil {
 				claims = append(slices.Clip(anew), wanted.Requests.Claims()...)
 			}
-			if requests, err = allocator.CompileWithin(ctx, claims, c.Inventory, f.Rivals.Features); err != nil {
-				requests = nil
-			}
+			requests, _ = allocator.CompileWithin(ctx, claims, c.Inventory, f.Rivals.Features) // nil with an error
 			compiled[wanted.Requests] = requests
 		}
 		if requests == nil {

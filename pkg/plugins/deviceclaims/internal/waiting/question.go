@@ -194,9 +194,7 @@ func (p *Profile) askElsewhere(ctx context.Context, q *wakeup.Question, pins []p
 		anew.Status = resourceapi.ResourceClaimStatus{}
 		claims = append(claims, anew)
 	}
-	if requests, err := p.Demand.Compile(ctx, claims, inv); err == nil {
-		q.Elsewhere = requests
-	}
+	q.Elsewhere, _ = p.Demand.Compile(ctx, claims, inv) // nil with an error
 }
 
 var allocationSeed = maphash.MakeSeed()
