@@ -99,10 +99,7 @@ func (p *places) Take(claim *resourceapi.ResourceClaim, user types.UID) error {
 	if err := p.checkLocked(claim, user); err != nil {
 		return err
 	}
-	if p.coming[claim.UID] == nil {
-		p.coming[claim.UID] = sets.New[types.UID]()
-	}
-	p.coming[claim.UID].Insert(user)
+	p.coming[claim.UID] = p.coming[claim.UID].Union(sets.New(user))
 	return nil
 }
 
