@@ -26,10 +26,9 @@ import (
 // readiness is how far the devices of a claim are from being usable (KEP-5007). Devices without binding
 // conditions are ready.
 type readiness struct {
-	ready bool
 	// failed says which binding failure condition is true.
 	failed string
-	// pending are the devices that are not ready, with a failure the one that failed.
+	// pending are the devices that are not ready, with a failure the one that failed. None is when all are ready.
 	pending []usage.DeviceID
 	// deadline is until when the devices may take, zero if they are ready.
 	deadline time.Time
@@ -37,7 +36,7 @@ type readiness struct {
 
 // readinessOf judges the conditions in an allocated claim's status.
 func readinessOf(claim *resourceapi.ResourceClaim, timeout time.Duration) readiness {
-	r := readiness{ready: true}
+	var r readiness
 	for i := range claim.Status.Allocation.Devices.Results {
 		result := &claim.Status.Allocation.Devices.Results[i]
 		if len(result.BindingConditions) == 0 {
@@ -57,13 +56,12 @@ func readinessOf(claim *resourceapi.ResourceClaim, timeout time.Duration) readin
 		if status == nil || slices.ContainsFunc(result.BindingConditions, func(name string) bool {
 			return !apimeta.IsStatusConditionTrue(status.Conditions, name)
 		}) {
-			r.ready = false
 			if device := usage.DeviceOf(result); !slices.Contains(r.pending, device) { // once, however many shares of it are not
 				r.pending = append(r.pending, device)
 			}
 		}
 	}
-	if !r.ready && claim.Status.Allocation.AllocationTimestamp != nil {
+	if len(r.pending) > 0 && claim.Status.Allocation.AllocationTimestamp != nil {
 		r.deadline = claim.Status.Allocation.AllocationTimestamp.Add(timeout)
 	}
 	return r
@@ -146,7 +144,7 @@ func (b *Binder) WaitUntilReady(ctx context.Context, pod *v1.Pod, claim *resourc
 		if r.failed != "" {
 			return &NotReadyError{r.failed, r.pending}
 		}
-		if r.ready {
+		if len(r.pending) == 0 {
 			return nil
 		}
 		if r.deadline.IsZero() {
