@@ -143,12 +143,10 @@ func (a *Auditor) compareRegularly(ctx context.Context) {
 		return
 	}
 	for {
-		timer := a.Clock.NewTimer(a.period)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
-		case <-timer.C():
+		case <-a.Clock.After(a.period):
 		}
 		a.Compare(ctx)
 	}

@@ -159,14 +159,11 @@ func (b *Binder) WaitUntilReady(ctx context.Context, pod *v1.Pod, claim *resourc
 				"BindingConditionsPending", "Scheduling",
 				"waiting up to %s for the devices of claim %s to become ready", left.Round(time.Second), name)
 		}
-		timer := b.Clock.NewTimer(left)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return context.Cause(ctx)
-		case <-timer.C():
+		case <-b.Clock.After(left):
 		case <-changed:
-			timer.Stop()
 		}
 	}
 }

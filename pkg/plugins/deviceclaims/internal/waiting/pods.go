@@ -88,19 +88,18 @@ func (w *Pods) Note(pod *v1.Pod, named []podclaims.Name, tag *Profile) {
 
 // Run wakes pods until ctx ends. Events that come while it is at it are handled together.
 func (w *Pods) Run(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	due := time.After(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.Wanted():
-		case <-timer.C:
+		case <-due:
 		}
 		again := w.Pass(ctx, w.world(ctx), func(wake wakeup.Wake[*Profile]) { activate(klog.FromContext(ctx), wake) })
-		timer.Stop()
+		due = nil
 		if !again.IsZero() {
-			timer.Reset(time.Until(again))
+			due = time.After(time.Until(again))
 		}
 	}
 }
