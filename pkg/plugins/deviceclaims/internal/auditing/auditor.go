@@ -6,6 +6,7 @@
 package auditing
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -208,16 +209,13 @@ func (a *Auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
 	logger.Error(nil, message, "device", hold.Device, "tooLittleOf", hold.What, "holders", descriptions,
 		"since", hold.Since.UTC().Format(time.RFC3339))
 	for i, claim := range claims {
-		others := a.TellOthers(claims, descriptions, i)
+		others := strings.Join(a.TellOthers(claims, descriptions, i), ", and by ")
 		if hold.What == "" {
-			a.event(logger, claim, reason, "device %s is also held by %s", hold.Device, strings.Join(others, ", and by "))
+			a.event(logger, claim, reason, "device %s is also held by %s", hold.Device, others)
 			continue
 		}
-		if len(others) == 0 {
-			others = []string{"nobody else"}
-		}
 		a.event(logger, claim, reason, "device %s: with what is held by %s, more is taken of its %s than there is", hold.Device,
-			strings.Join(others, ", and by "), hold.What)
+			cmp.Or(others, "nobody else"), hold.What)
 	}
 }
 
@@ -258,11 +256,8 @@ func DescribeHolder(claim *resourceapi.ResourceClaim) string {
 	for i, user := range claim.Status.ReservedFor {
 		users[i] = fmt.Sprintf("%s %s/%s", strings.TrimSuffix(user.Resource, "s"), claim.Namespace, user.Name)
 	}
-	if len(users) == 0 {
-		users = []string{"nobody"}
-	}
 	return fmt.Sprintf("claim %s (allocated %s, resourceVersion %s, reserved for %s)", klog.KObj(claim), allocated, claim.ResourceVersion,
-		strings.Join(users, ", "))
+		cmp.Or(strings.Join(users, ", "), "nobody"))
 }
 
 // maxEventNote is the API's limit for the text of an event.
@@ -282,10 +277,7 @@ func (a *Auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
 		return a.handle.GetWaitingPod(pod) != nil || a.handle.GetPodInPreBind(pod) != nil
 	})
 	StaleInFlight.Set(float64(len(stale)))
-	for i, s := range stale {
-		if i >= MaxReports {
-			break
-		}
+	for _, s := range stale[:min(len(stale), MaxReports)] {
 		logger.Error(nil, "An allocation is in flight and no pod is being bound with it", "claim", klog.KRef(s.Claim.Namespace, s.Claim.Name),
 			"claimUID", s.Claim.UID,
 			"devices", decisions.DeviceNames(s.Allocation), "pods", s.Owners, "since", s.Since.UTC().Format(time.RFC3339))
