@@ -15,7 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -114,10 +113,7 @@ func (w *Pods) world(ctx context.Context) wakeup.World[*Profile, *framework.Queu
 			return w.store.View(), w.tracker.Snapshot().Usage
 		},
 		Node: func(name string) *v1.Node {
-			node, err := w.nodes.Get(name)
-			if err != nil {
-				return nil
-			}
+			node, _ := w.nodes.Get(name) // nil with an error
 			return node
 		},
 		Nodes: func() []*v1.Node {
@@ -183,12 +179,10 @@ func freedBy(event tracker.Event) []usage.DeviceID {
 
 // hasLostUsers tells whether a claim is not reserved any more for somebody.
 func hasLostUsers(before, after *resourceapi.ResourceClaim) bool {
-	users := sets.New[types.UID]()
-	for _, user := range after.Status.ReservedFor {
-		users.Insert(user.UID)
-	}
 	return slices.ContainsFunc(before.Status.ReservedFor,
-		func(user resourceapi.ResourceClaimConsumerReference) bool { return !users.Has(user.UID) })
+		func(user resourceapi.ResourceClaimConsumerReference) bool {
+			return !podclaims.IsReservedFor(after, user.UID)
+		})
 }
 
 // OnInventoryEvent takes the inventory's events.
