@@ -125,12 +125,10 @@ func (b *Binder) ReadPod(ctx context.Context, pod *v1.Pod) (podState, error) {
 	err := b.Persist(ctx, func() bool { return false }, func(ctx context.Context) error {
 		current, err := b.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		switch {
-		case apierrors.IsNotFound(err):
+		case apierrors.IsNotFound(err), err == nil && current.UID != pod.UID:
 			state = PodGone
 		case err != nil:
 			return fmt.Errorf("read the pod: %w", err)
-		case current.UID != pod.UID:
-			state = PodGone
 		case current.Spec.NodeName != "":
 			state = PodBound
 		case current.DeletionTimestamp != nil:
