@@ -169,33 +169,23 @@ func (b *Binder) undoWrite(ctx context.Context, w *Write, keep bool) error {
 // writeUndo takes back what w did to the claim, with the claim's resource version as the precondition.
 func (b *Binder) writeUndo(ctx context.Context, w *Write, claim *resourceapi.ResourceClaim, keep bool) error {
 	client := b.Client.ResourceV1().ResourceClaims(claim.Namespace)
-	options := metav1.UpdateOptions{FieldManager: b.FieldManager}
-	if claim.UID == w.Planned.UID && w.unanswered != nil && w.unanswered.ResourceVersion == claim.ResourceVersion {
-		barred := barring(w, claim)
-		if barred == nil {
-			w.unanswered = nil
+	undone, write := barring(w, claim), client.Update
+	if claim.UID != w.Planned.UID || w.unanswered == nil || w.unanswered.ResourceVersion != claim.ResourceVersion {
+		w.unanswered = nil
+		if keep {
 			return nil
 		}
-		updated, err := client.Update(ctx, barred, options)
+		undone, write = restoring(w, claim, b.FieldManager), client.UpdateStatus
+	}
+	if undone != nil {
+		updated, err := write(ctx, undone, metav1.UpdateOptions{FieldManager: b.FieldManager})
 		CountWrite(writeUndo, err)
 		if err != nil {
 			return err
 		}
-		w.unanswered = nil
 		b.Assume(ctx, updated)
-		return nil
 	}
 	w.unanswered = nil
-	restored := restoring(w, claim, b.FieldManager)
-	if restored == nil || keep {
-		return nil
-	}
-	updated, err := client.UpdateStatus(ctx, restored, options)
-	CountWrite(writeUndo, err)
-	if err != nil {
-		return err
-	}
-	b.Assume(ctx, updated)
 	return nil
 }
 
