@@ -130,5 +130,5 @@ func IsUsedLastBy(claim *resourceapi.ResourceClaim, user types.UID, manager stri
 	if by := AdoptionOf(claim, user).By; by != "" {
 		return by == manager
 	}
-	return ownedStatus(claim, manager).child("f:reservedFor").has(reservationKey(user))
+	return ownedStatus(claim, manager)["f:reservedFor"].has(reservationKey(user))
 }

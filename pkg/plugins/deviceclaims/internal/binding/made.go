@@ -33,7 +33,7 @@ func (w *Write) madeIn(claim *resourceapi.ResourceClaim, manager string) made {
 	return made{
 		allocation: w.Allocation != nil && claim.Status.Allocation != nil && podclaims.SameAllocation(claim.Status.Allocation, w.Allocation) &&
 			owned.has("f:allocation"),
-		reservation: podclaims.IsReservedFor(claim, w.User.UID) && owned.child("f:reservedFor").has(reservationKey(w.User.UID)),
+		reservation: podclaims.IsReservedFor(claim, w.User.UID) && owned["f:reservedFor"].has(reservationKey(w.User.UID)),
 	}
 }
 
@@ -44,8 +44,6 @@ func reservationKey(user types.UID) string { return fmt.Sprintf(`k:{"uid":%q}`, 
 type fieldSet map[string]fieldSet
 
 func (s fieldSet) has(field string) bool { _, ok := s[field]; return ok }
-
-func (s fieldSet) child(field string) fieldSet { return s[field] }
 
 // ownedStatus returns the fields of the claim's status that were last changed by the manager. Whoever sets a field to
 // what it is already does not become its owner.
@@ -59,7 +57,7 @@ func ownedStatus(claim *resourceapi.ResourceClaim, manager string) fieldSet {
 		if err := json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields); err != nil {
 			continue // proves nothing
 		}
-		return fields.child("f:status")
+		return fields["f:status"]
 	}
 	return nil
 }
