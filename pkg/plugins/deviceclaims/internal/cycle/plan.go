@@ -4,7 +4,6 @@
 package cycle
 
 import (
-	"k8s.io/apimachinery/pkg/util/sets"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
@@ -29,22 +28,11 @@ type Plan struct {
 
 // PreFilterResult limits the nodes to those that the allocated claims name. Nil means no limit.
 func (p *Plan) PreFilterResult() *fwk.PreFilterResult {
-	var nodes sets.Set[string]
+	var limit *fwk.PreFilterResult
 	for _, pc := range p.Claims {
-		if pc.Nodes == nil {
-			continue
-		}
-		names := podclaims.NodesByName(pc.Allocation().NodeSelector)
-		switch {
-		case names == nil:
-		case nodes == nil:
-			nodes = names
-		default:
-			nodes = nodes.Intersection(names)
+		if pc.Nodes != nil {
+			limit = limit.Merge(&fwk.PreFilterResult{NodeNames: podclaims.NodesByName(pc.Allocation().NodeSelector)})
 		}
 	}
-	if nodes == nil {
-		return nil
-	}
-	return &fwk.PreFilterResult{NodeNames: nodes}
+	return limit
 }
