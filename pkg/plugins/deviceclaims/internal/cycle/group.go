@@ -4,9 +4,6 @@
 package cycle
 
 import (
-	"errors"
-	"fmt"
-
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -34,18 +31,11 @@ func (g *Group) Claims() sets.Set[types.UID] {
 
 // ReadGroup returns what is known of the group's pods. It is empty if none of them needs devices.
 func ReadGroup(state fwk.PodGroupCycleState) (*Group, error) {
-	data, err := state.Read(key)
-	if errors.Is(err, fwk.ErrNotFound) {
-		return &Group{Pods: map[types.UID]*State{}}, nil
+	g, err := read[*Group](state.Read)
+	if g == nil && err == nil {
+		g = &Group{Pods: map[types.UID]*State{}}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read the state of %s: %w", key, err)
-	}
-	g, ok := data.(*Group)
-	if !ok {
-		return nil, fmt.Errorf("the state of %s has type %T", key, data)
-	}
-	return g, nil
+	return g, err
 }
 
 // NoteInGroup notes what PreFilter found out about a pod in a cycle of its group.

@@ -51,19 +51,22 @@ func (c *State) Findings() *Results {
 }
 
 // Read returns the pod's state, nil if PreFilter found nothing to do or refused the pod.
-func Read(state fwk.CycleState) (*State, error) {
-	data, err := state.Read(key)
+func Read(state fwk.CycleState) (*State, error) { return read[*State](state.Read) }
+
+// read returns the plugin's part of a state, nil if it has none.
+func read[T any](from func(fwk.StateKey) (fwk.StateData, error)) (part T, err error) {
+	data, err := from(key)
 	switch {
 	case errors.Is(err, fwk.ErrNotFound):
-		return nil, nil
+		return part, nil
 	case err != nil:
-		return nil, fmt.Errorf("read the state of %s: %w", key, err)
+		return part, fmt.Errorf("read the state of %s: %w", key, err)
 	}
-	c, ok := data.(*State)
+	part, ok := data.(T)
 	if !ok {
-		return nil, fmt.Errorf("the state of %s has type %T", key, data)
+		return part, fmt.Errorf("the state of %s has type %T", key, data)
 	}
-	return c, nil
+	return part, nil
 }
 
 // Write begins an attempt with what is known of the pod.
