@@ -245,7 +245,7 @@ func (pl *Plugin) join(c *cycle.State, pod *v1.Pod, node *v1.Node) *fwk.Status {
 			c.Binding.DecidedByOthers++
 		} else if claim, err := pl.shared.account.Tracker.Get(pc.Claim.Namespace, pc.Claim.Name); err == nil && claim.UID == pc.Claim.UID {
 			allocation = claim.Status.Allocation
-			c.Binding.Join(claim)
+			c.Binding.Joined = append(c.Binding.Joined, claim)
 		}
 		usable := false
 		if allocation != nil {

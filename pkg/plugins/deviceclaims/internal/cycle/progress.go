@@ -21,9 +21,9 @@ type Progress struct {
 	// Reserved are the allocations in flight, of which others of the pod's group have decided the first ones.
 	Reserved        []tracker.Reservation
 	DecidedByOthers int
-	// Joined are claims, by UID, that others of the pod's group have had allocated since PreFilter. They are like any claim
+	// Joined are claims that others of the pod's group have had allocated since PreFilter. They are like any claim
 	// that is allocated already: the pod does not hold the devices, and never writes the allocation again.
-	Joined map[types.UID]*resourceapi.ResourceClaim
+	Joined []*resourceapi.ResourceClaim
 	// Usage is that on which this pod's were decided.
 	Usage usage.View
 	// Writes are the claims that PreBind tried to change.
@@ -58,20 +58,14 @@ func (b *Progress) DecidedOn(claim *resourceapi.ResourceClaim) usage.View {
 	return usage.View{}
 }
 
-// Join notes a claim that is allocated by now.
-func (b *Progress) Join(claim *resourceapi.ResourceClaim) {
-	if b.Joined == nil {
-		b.Joined = map[types.UID]*resourceapi.ResourceClaim{}
-	}
-	b.Joined[claim.UID] = claim
-}
-
 // BindingClaims are the pod's claims as they were when it was reserved, with the one that has been made for its extended resources.
 func (c *State) BindingClaims() []podclaims.Claim {
 	claims := slices.Clone(c.Claims)
 	for i := range claims {
-		if joined := c.Binding.Joined[claims[i].Claim.UID]; joined != nil {
-			claims[i].Claim = joined
+		for _, joined := range c.Binding.Joined {
+			if joined.UID == claims[i].Claim.UID {
+				claims[i].Claim = joined
+			}
 		}
 	}
 	if created := c.Binding.Extended.Created; created != nil {
