@@ -56,7 +56,7 @@ type NodeResult struct {
 
 // NewResults returns those of a clone of the state that has the others, or the first ones.
 func NewResults(parent *Results) *Results {
-	return &Results{parent: parent, nodes: map[string]NodeResult{}}
+	return &Results{parent: parent, nodes: map[string]NodeResult{}, unusable: sets.New[int]()}
 }
 
 // Set notes the answer for a node.
@@ -119,9 +119,6 @@ func (r *Results) SetLeaving(node string, leaving []*contention.Holder) {
 func (r *Results) SetUnusable(claim int) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	if r.unusable == nil {
-		r.unusable = sets.New[int]()
-	}
 	r.unusable.Insert(claim)
 }
 
