@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/storage/names"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
@@ -41,11 +42,13 @@ type Binding struct {
 	recorded bool
 }
 
-// newClaim returns a claim for a pod's extended resources, without a name and requests. By the annotation
+// unbornClaim returns a claim that may be made for the pod's extended resources, without requests. By the annotation
 // and the owner, kube-controller-manager, quota and the kubelet know what it is for.
-func newClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
+func unbornClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace:    pod.Namespace,
+		Name:         unbornPrefix + pod.Name + ">",
+		UID:          uuid.NewUUID(),
 		GenerateName: namePrefix(pod.Name),
 		Annotations:  map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"},
 		OwnerReferences: []metav1.OwnerReference{{
@@ -62,11 +65,6 @@ func namePrefix(pod string) string {
 		pod = strings.TrimRight(pod[:longest], "-.")
 	}
 	return pod + suffix
-}
-
-// isForExtendedResources tells whether a claim was made for the extended resources of the pod that owns it.
-func isForExtendedResources(claim *resourceapi.ResourceClaim) bool {
-	return claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
 }
 
 // Create removes what earlier attempts have left, and makes the claim that was decided for the node.

@@ -13,7 +13,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	resourcehelper "k8s.io/component-helpers/resource"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/util"
@@ -77,15 +76,8 @@ func (r *Resources) NeedsDevices(pod *v1.Pod) bool {
 // MadeFor returns the claims that were made for the extended resources of a pod.
 func (r *Resources) MadeFor(pod *v1.Pod) []*resourceapi.ResourceClaim {
 	return slices.DeleteFunc(r.Claims.OwnedBy(pod.Namespace, pod.UID), func(claim *resourceapi.ResourceClaim) bool {
-		return !isForExtendedResources(claim)
+		return claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] != "true"
 	})
-}
-
-// unbornClaim returns a claim that may be made for the pod's extended resources, without requests.
-func unbornClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
-	claim := newClaim(pod)
-	claim.Name, claim.UID = unbornPrefix+pod.Name+">", uuid.NewUUID()
-	return claim
 }
 
 // UnbornFor returns the claim that will be made for the extended resources of another pod if it comes to the node, nil
