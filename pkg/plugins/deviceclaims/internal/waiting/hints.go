@@ -47,10 +47,15 @@ func (h *Hints) AfterPodUpdate(logger klog.Logger, _ *v1.Pod, _, newObj any) (fw
 // AfterNewToleration has the waiting room look at the pod again. It leaves out nodes that the pod does not tolerate, and
 // the plugin that refuses them may never have been asked.
 func (h *Hints) AfterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.QueueingHint, error) {
-	if !h.Extended.NeedsDevices(pod) || h.Pods.PodChanged(pod.UID) {
-		return fwk.QueueSkip, nil
+	return queueUnless(!h.Extended.NeedsDevices(pod) || h.Pods.PodChanged(pod.UID)), nil
+}
+
+// queueUnless queues a pod unless the waiting room looks at it, or has nothing to look at.
+func queueUnless(skip bool) fwk.QueueingHint {
+	if skip {
+		return fwk.QueueSkip
 	}
-	return fwk.Queue, nil
+	return fwk.Queue
 }
 
 // AfterNomination has the waiting room look at a pod again when the API shows that it is nominated to another node, or to none
@@ -69,10 +74,7 @@ func (h *Hints) AfterNomination(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) 
 	if after.Status.NominatedNodeName == "" {
 		h.Pods.NominationLost(pod.UID)
 	}
-	if h.Pods.PodChanged(pod.UID) {
-		return fwk.QueueSkip, nil
-	}
-	return fwk.Queue, nil
+	return queueUnless(h.Pods.PodChanged(pod.UID)), nil
 }
 
 // AfterNodeChange has the waiting room look at the node, which wakes the pod if it may fit. That the scheduler knows the node by then
@@ -105,13 +107,8 @@ func (h *Hints) AfterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) 
 		before.Spec.Unschedulable == after.Spec.Unschedulable && apiequality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
 		return fwk.QueueSkip, nil
 	}
-	if h.Pods.NodeChanged(pod.UID, after.Name) {
-		return fwk.QueueSkip, nil
-	}
-	if len(h.Pods.store.View().ForNode(after).Pools) > 0 || h.hasAllocatedClaim(pod) {
-		return fwk.Queue, nil
-	}
-	return fwk.QueueSkip, nil
+	return queueUnless(h.Pods.NodeChanged(pod.UID, after.Name) ||
+		len(h.Pods.store.View().ForNode(after).Pools) == 0 && !h.hasAllocatedClaim(pod)), nil
 }
 
 // hasFewer tells whether device plugins of the node have fewer devices than before.
@@ -164,13 +161,8 @@ func (h *Hints) AfterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (fwk
 		(corev1helpers.PodPriority(deleted) >= corev1helpers.PodPriority(pod) || pod.Status.NominatedNodeName == node) {
 		h.Pods.NodeRelieved(pod.UID, node)
 	}
-	if deleted.Spec.NodeName != "" || deleted.Status.NominatedNodeName == "" || !podclaims.UsesDevices(deleted) || deleted.UID == pod.UID {
-		return fwk.QueueSkip, nil
-	}
-	if h.Pods.PodChanged(pod.UID) {
-		return fwk.QueueSkip, nil
-	}
-	return fwk.Queue, nil
+	return queueUnless(deleted.Spec.NodeName != "" || deleted.Status.NominatedNodeName == "" || !podclaims.UsesDevices(deleted) ||
+		deleted.UID == pod.UID || h.Pods.PodChanged(pod.UID)), nil
 }
 
 // AfterClassChange queues a pod for changes of which class stands for an extended resource. All other
