@@ -226,26 +226,18 @@ func (g *Pods) tell(ctx context.Context, name types.NamespacedName) error {
 		return nil // gone, about to be, or none of ours
 	}
 
-	told := pod.DeepCopy()
-	switch {
-	case len(pod.Spec.SchedulingGates) > 0:
-		return nil // which is what the condition says
-	case why != nil:
-		podutil.UpdatePodCondition(&told.Status, &v1.PodCondition{
-			Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: ReasonWaitingForClaim, Message: why.Error(),
-			ObservedGeneration: podutil.CalculatePodConditionObservedGeneration(&pod.Status, pod.Generation, v1.PodScheduled),
-		})
-	case isToldToWait(pod):
-		podutil.UpdatePodCondition(&told.Status, &v1.PodCondition{
-			Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: ReasonWaitingToBeTried, Message: waitingToBeTried,
-			ObservedGeneration: podutil.CalculatePodConditionObservedGeneration(&pod.Status, pod.Generation, v1.PodScheduled),
-		})
+	if len(pod.Spec.SchedulingGates) > 0 || why == nil && !isToldToWait(pod) {
+		return nil // the condition says what it should
 	}
-	if err := patchConditions(ctx, profile, pod, told); err != nil {
+	condition := &v1.PodCondition{
+		Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: ReasonWaitingToBeTried, Message: waitingToBeTried,
+		ObservedGeneration: podutil.CalculatePodConditionObservedGeneration(&pod.Status, pod.Generation, v1.PodScheduled),
+	}
+	if why != nil {
+		condition.Reason, condition.Message = ReasonWaitingForClaim, why.Error()
+	}
+	if err := patchCondition(ctx, profile, pod, condition); err != nil || why == nil {
 		return err
-	}
-	if why == nil {
-		return nil
 	}
 	g.mutex.Lock()
 	isNews := known.told != why.Error()
@@ -268,21 +260,21 @@ func (g *Pods) tell(ctx context.Context, name types.NamespacedName) error {
 	return nil
 }
 
-// patchConditions writes the conditions of the pod's new status, if that differs from the old one.
-func patchConditions(ctx context.Context, handle fwk.Handle, before, after *v1.Pod) error {
-	condition, was := ScheduledCondition(after), ScheduledCondition(before)
-	if condition == nil || was != nil && *condition == *was {
+// patchCondition writes the pod's condition, if that differs from what it is.
+func patchCondition(ctx context.Context, handle fwk.Handle, pod *v1.Pod, condition *v1.PodCondition) error {
+	podutil.UpdatePodCondition(pod.Status.DeepCopy(), condition) // sets the time of the last transition
+	if was := ScheduledCondition(pod); was != nil && *condition == *was {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": before.UID, "resourceVersion": before.ResourceVersion},
+		"metadata": map[string]any{"uid": pod.UID, "resourceVersion": pod.ResourceVersion},
 		"status":   map[string]any{"conditions": []any{condition}},
 	})
 	if err != nil {
 		return err
 	}
-	pods := handle.ClientSet().CoreV1().Pods(before.Namespace)
-	_, err = pods.Patch(ctx, before.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	pods := handle.ClientSet().CoreV1().Pods(pod.Namespace)
+	_, err = pods.Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
