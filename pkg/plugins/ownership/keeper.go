@@ -105,7 +105,20 @@ func (k *Keeper) Run(ctx context.Context) {
 	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
 		return
 	}
-	for k.next(ctx) {
+	for {
+		name, shutdown := k.queue.Get()
+		if shutdown {
+			return
+		}
+		if err := k.keep(ctx, name); err == nil {
+			k.queue.Forget(name)
+		} else {
+			if ctx.Err() == nil && !apierrors.IsConflict(err) { // which the next try does not have
+				logger.Error(err, "Cannot keep the DeviceTaintRule that keeps other schedulers off our devices", "deviceTaintRule", name)
+			}
+			k.queue.AddRateLimited(name)
+		}
+		k.queue.Done(name)
 	}
 }
 
@@ -118,24 +131,6 @@ func (k *Keeper) changed(object any) {
 	if _, known := k.wanted(name); known {
 		k.queue.Add(name)
 	}
-}
-
-// next makes one rule what it should be. It returns false when the queue has been shut down.
-func (k *Keeper) next(ctx context.Context) bool {
-	name, shutdown := k.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer k.queue.Done(name)
-	if err := k.keep(ctx, name); err != nil {
-		if ctx.Err() == nil && !apierrors.IsConflict(err) { // which the next try does not have
-			klog.FromContext(ctx).Error(err, "Cannot keep the DeviceTaintRule that keeps other schedulers off our devices", "deviceTaintRule", name)
-		}
-		k.queue.AddRateLimited(name)
-		return true
-	}
-	k.queue.Forget(name)
-	return true
 }
 
 // keep compares what there is with what is wanted, and writes at most once.
