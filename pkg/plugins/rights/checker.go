@@ -19,6 +19,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/metrics"
 	"k8s.io/component-helpers/auth/rbac/validation"
@@ -53,15 +54,11 @@ func (r Right) optional() bool { return r.Resource == "events" }
 
 // String names the right by its verb, its resource with group and subresource, and where it is missing.
 func (r Right) String() string {
-	resource := r.Resource
-	if r.Group != "" {
-		base, sub, found := strings.Cut(resource, "/")
-		resource = base + "." + r.Group
-		if found {
-			resource += "/" + sub
-		}
+	base, sub, found := strings.Cut(r.Resource, "/")
+	text := r.Verb + " " + schema.GroupResource{Group: r.Group, Resource: base}.String()
+	if found {
+		text += "/" + sub
 	}
-	text := r.Verb + " " + resource
 	if r.Name != "" {
 		text += " " + r.Name
 	}
