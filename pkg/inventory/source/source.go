@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/client-go/informers"
+	resourceinformers "k8s.io/client-go/informers/resource/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/dynamic-resource-allocation/resourceslice/tracker"
@@ -56,14 +56,12 @@ type Source struct {
 	slices map[string]*resourceapi.ResourceSlice
 }
 
-// New wires the factory's informers into the store. The caller starts the factory after New, as for any
+// New wires the informers of a factory into the store. The caller starts that factory after New, as for any
 // informer. client is for the events that the tracker writes about taint rules that do not apply.
-func New(ctx context.Context, client kubernetes.Interface, factory informers.SharedInformerFactory, store *inventory.Store,
+func New(ctx context.Context, client kubernetes.Interface, resources resourceinformers.Interface, store *inventory.Store,
 	opts Options,
 ) (*Source, error) {
 	s := &Source{store: store, done: make(chan struct{}), slices: make(map[string]*resourceapi.ResourceSlice)}
-	resources := factory.Resource().V1()
-
 	var err error
 	trackerOpts := tracker.Options{
 		EnableDeviceTaintRules:   opts.DeviceTaintRules,

@@ -50,7 +50,7 @@ func start(t *testing.T, ctx context.Context, opts Options, client *fake.Clients
 	t.Helper()
 	store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
 	factory := informers.NewSharedInformerFactory(client, 0)
-	source, err := New(ctx, client, factory, store, opts)
+	source, err := New(ctx, client, factory.Resource().V1(), store, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestWaitForSyncEndsWithItsContext(t *testing.T) {
 	client := fake.NewSimpleClientset()
 	store := inventory.NewStore(inventory.Options{})
 	factory := informers.NewSharedInformerFactory(client, 0)
-	source, err := New(ctx, client, factory, store, defaults)
+	source, err := New(ctx, client, factory.Resource().V1(), store, defaults)
 	if err != nil {
 		t.Fatal(err)
 	}

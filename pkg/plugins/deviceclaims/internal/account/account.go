@@ -50,7 +50,7 @@ func New(ctx context.Context, client kubernetes.Interface, factory informers.Sha
 	Caches.store.Store(a.Store)
 	a.Tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(a.Store.View)))
 	var err error
-	a.Source, err = source.New(ctx, client, withSharedSliceIndex(factory), a.Store, source.Options{
+	a.Source, err = source.New(ctx, client, sharedSliceIndex{factory.Resource().V1()}, a.Store, source.Options{
 		DeviceTaintRules:   enabled(features.DRADeviceTaintRules),
 		ConsumableCapacity: enabled(features.DRAConsumableCapacity),
 	})

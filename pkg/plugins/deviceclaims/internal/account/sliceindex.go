@@ -4,38 +4,21 @@
 package account
 
 import (
+	"maps"
+
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/informers/resource"
 	resourcev1 "k8s.io/client-go/informers/resource/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
-// withSharedSliceIndex returns the factory with a ResourceSlice informer on which upstream's tracker for slices
-// and taint rules can be started twice.
+// sharedSliceIndex has a ResourceSlice informer on which upstream's tracker for slices and taint rules can be started twice.
 //
 // kube-scheduler starts one for its own plugin, whether that is enabled or not, and it gives no access to its
 // events. A second one cannot be started on the same informer, because it adds its index again. A second
 // informer would hold all slices twice. The index is the same one, so the second time it need not be added.
-func withSharedSliceIndex(factory informers.SharedInformerFactory) informers.SharedInformerFactory {
-	return sliceIndexFactory{factory}
-}
+type sharedSliceIndex struct{ resourcev1.Interface }
 
-type sliceIndexFactory struct {
-	informers.SharedInformerFactory
-}
-
-func (f sliceIndexFactory) Resource() resource.Interface {
-	return sliceIndexGroup{f.SharedInformerFactory.Resource()}
-}
-
-type sliceIndexGroup struct{ resource.Interface }
-
-func (g sliceIndexGroup) V1() resourcev1.Interface { return sliceIndexVersion{g.Interface.V1()} }
-
-type sliceIndexVersion struct{ resourcev1.Interface }
-
-func (v sliceIndexVersion) ResourceSlices() resourcev1.TypedResourceSliceInformer {
+func (v sharedSliceIndex) ResourceSlices() resourcev1.TypedResourceSliceInformer {
 	return sliceIndexResource{v.Interface.ResourceSlices()}
 }
 
@@ -53,13 +36,10 @@ type sliceIndexInformer struct {
 
 // AddTypedIndexers adds the indexers that the informer does not have yet.
 func (i sliceIndexInformer) AddTypedIndexers(indexers cache.TypedIndexers[*resourceapi.ResourceSlice]) error {
-	missing := cache.TypedIndexers[*resourceapi.ResourceSlice]{}
-	present := i.GetIndexer().GetIndexers()
-	for name, fn := range indexers {
-		if _, ok := present[name]; !ok {
-			missing[name] = fn
-		}
-	}
+	missing, present := maps.Clone(indexers), i.GetIndexer().GetIndexers()
+	maps.DeleteFunc(missing, func(name string, _ cache.TypedIndexFunc[*resourceapi.ResourceSlice]) bool {
+		return present[name] != nil
+	})
 	if len(missing) == 0 {
 		return nil
 	}
