@@ -14,22 +14,17 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/metric"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
-const metricsSubsystem = "stowage_scheduler"
-
 var (
-	allocationsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: metricsSubsystem,
-		Name:      "allocations_total",
-		Help: "Number of times that devices were to be chosen on a node picked for a pod, by result: chosen, refused (the node no " +
-			"longer fits, or a claim changed), or error.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"result"})
+	allocationsTotal = metric.CounterVec("allocations_total",
+		"Number of times that devices were to be chosen on a node picked for a pod, by result: chosen, refused (the node no "+
+			"longer fits, or a claim changed), or error.", "result")
 	allocationDuration = metrics.NewHistogram(&metrics.HistogramOpts{
-		Subsystem:      metricsSubsystem,
+		Subsystem:      metric.Subsystem,
 		Name:           "allocation_duration_seconds",
 		Help:           "Time taken to choose devices on a node picked for a pod and to reserve them.",
 		Buckets:        metrics.ExponentialBuckets(0.00001, 4, 10),

@@ -5,7 +5,8 @@ package binding
 
 import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/component-base/metrics"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/metric"
 )
 
 // Values of the label "write".
@@ -22,20 +23,12 @@ const (
 
 var (
 	// WritesTotal are the writes, as [CountWrite] counts them.
-	WritesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem:      "stowage_scheduler",
-		Name:           "claim_writes_total",
-		Help:           "Number of writes to ResourceClaims, by what was written and result: success, conflict or error.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"write", "result"})
+	WritesTotal = metric.CounterVec("claim_writes_total",
+		"Number of writes to ResourceClaims, by what was written and result: success, conflict or error.", "write", "result")
 	// UndosTotal are the claims that Unreserve had something to take back from.
-	UndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: "stowage_scheduler",
-		Name:      "claim_undos_total",
-		Help: "Number of times that what was written to a claim was to be taken back, by result: done, kept (the pod is bound, or " +
-			"may be), or failed.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"result"})
+	UndosTotal = metric.CounterVec("claim_undos_total",
+		"Number of times that what was written to a claim was to be taken back, by result: done, kept (the pod is bound, or "+
+			"may be), or failed.", "result")
 )
 
 // CountWrite counts a request that was to change a claim, and what became of it.

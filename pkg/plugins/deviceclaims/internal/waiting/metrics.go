@@ -6,29 +6,20 @@ package waiting
 import (
 	"time"
 
-	"k8s.io/component-base/metrics"
-
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/metric"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
 var (
 	// WaitingPods is how many pods wait, as [Options] has it counted.
-	WaitingPods = metrics.NewGauge(&metrics.GaugeOpts{
-		Subsystem:      "stowage_scheduler",
-		Name:           "waiting_pods",
-		Help:           "Number of pods with claims that have been tried and not been scheduled yet.",
-		StabilityLevel: metrics.ALPHA,
-	})
+	WaitingPods = metric.Gauge("waiting_pods",
+		"Number of pods with claims that have been tried and not been scheduled yet.")
 	// WakeUpsTotal are the wake-ups and what came of them, as [Options] has them counted.
-	WakeUpsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem: "stowage_scheduler",
-		Name:      "wakeups_total",
-		Help: "Number of times that a pod waiting for devices or claims was woken, by cause (device: freed; slice: new, gone or changed, also " +
-			"by taints; class; claim: the pod's own; node; pod; " +
-			"next: a pod woken earlier did not take the devices; retry: the last attempt had no answer) and by result: placed (the pod was " +
-			"bound), or not_placed.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"result", "cause"})
+	WakeUpsTotal = metric.CounterVec("wakeups_total",
+		"Number of times that a pod waiting for devices or claims was woken, by cause (device: freed; slice: new, gone or changed, also "+
+			"by taints; class; claim: the pod's own; node; pod; "+
+			"next: a pod woken earlier did not take the devices; retry: the last attempt had no answer) and by result: placed (the pod was "+
+			"bound), or not_placed.", "result", "cause")
 )
 
 // Options are those of a room whose pods and wake-ups are counted. budget is the time to find out whether a pod fits.
