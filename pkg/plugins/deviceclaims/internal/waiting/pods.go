@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -179,10 +180,12 @@ func freedBy(event tracker.Event) []usage.DeviceID {
 
 // hasLostUsers tells whether a claim is not reserved any more for somebody.
 func hasLostUsers(before, after *resourceapi.ResourceClaim) bool {
+	users := sets.New[types.UID]()
+	for _, user := range after.Status.ReservedFor {
+		users.Insert(user.UID)
+	}
 	return slices.ContainsFunc(before.Status.ReservedFor,
-		func(user resourceapi.ResourceClaimConsumerReference) bool {
-			return !podclaims.IsReservedFor(after, user.UID)
-		})
+		func(user resourceapi.ResourceClaimConsumerReference) bool { return !users.Has(user.UID) })
 }
 
 // OnInventoryEvent takes the inventory's events.
