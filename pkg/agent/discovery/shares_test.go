@@ -5,6 +5,7 @@ package discovery
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -161,5 +162,51 @@ func TestTheTableTellsHowAGPUIsDivided(t *testing.T) {
 		if err := node.PrintTable(&out); err != nil || !strings.Contains(out.String(), text+"\n") {
 			t.Errorf("%v, and the table does not say %q:\n%s", err, text, &out)
 		}
+	}
+}
+
+// TestIndexOf: claims have passed GPUs through, or GPUs that claims have are off the bus; others do not answer.
+func TestIndexOf(t *testing.T) {
+	bound := &Passthrough{Bound: true}
+	for name, tc := range map[string]struct {
+		gpus   []GPU
+		failed []Failure
+		want   []int
+	}{
+		"all are numbered": {[]GPU{{UUID: "a", PCIBusID: "1", Index: 0}, {UUID: "b", PCIBusID: "2", Index: 1}}, nil, []int{0, 1}},
+		"the first is passed through": {
+			[]GPU{{UUID: "a", PCIBusID: "1", Index: 7, Passthrough: bound}, {UUID: "b", PCIBusID: "2", Index: 0}}, nil, []int{0, 1},
+		},
+		"the first is off the bus, and the second passed through": {
+			[]GPU{{UUID: "a", PCIBusID: "1", Index: -1}, {UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "3", Index: 0}},
+			nil, []int{0, 1, 2},
+		},
+		"an administrator has the first, which has no index": {
+			[]GPU{{PCIBusID: "1", Index: -1, Passthrough: bound}, {UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "3", Index: 0}},
+			nil, []int{-1, 0, 1},
+		},
+		"one that nobody knows is lost before": {
+			[]GPU{{UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "3", Index: 1}},
+			[]Failure{{PCIBusID: "1", Index: 0}}, []int{1, 2},
+		},
+		"one that nobody knows is lost behind": {
+			[]GPU{{UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "4", Index: 1}},
+			[]Failure{{PCIBusID: "3", Index: 0}}, []int{0, 2},
+		},
+		"it is not known where one is": {
+			[]GPU{{UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "4", Index: 1}},
+			[]Failure{{Index: 0}}, []int{0, 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := &Node{GPUs: tc.gpus, Failures: tc.failed}
+			var got []int
+			for i := range n.GPUs {
+				got = append(got, n.IndexOf(&n.GPUs[i]))
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("indices %v, want %v", got, tc.want)
+			}
+		})
 	}
 }
