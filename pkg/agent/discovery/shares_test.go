@@ -179,23 +179,28 @@ func TestIndexOf(t *testing.T) {
 		},
 		"the first is off the bus, and the second passed through": {
 			[]GPU{{UUID: "a", PCIBusID: "1", Index: -1}, {UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "3", Index: 0}},
-			nil, []int{0, 1, 2},
+			nil,
+			[]int{0, 1, 2},
 		},
 		"an administrator has the first, which has no index": {
 			[]GPU{{PCIBusID: "1", Index: -1, Passthrough: bound}, {UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "3", Index: 0}},
-			nil, []int{-1, 0, 1},
+			nil,
+			[]int{-1, 0, 1},
 		},
 		"one that nobody knows is lost before": {
 			[]GPU{{UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "3", Index: 1}},
-			[]Failure{{PCIBusID: "1", Index: 0}}, []int{1, 2},
+			[]Failure{{PCIBusID: "1", Index: 0}},
+			[]int{1, 2},
 		},
 		"one that nobody knows is lost behind": {
 			[]GPU{{UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "4", Index: 1}},
-			[]Failure{{PCIBusID: "3", Index: 0}}, []int{0, 2},
+			[]Failure{{PCIBusID: "3", Index: 0}},
+			[]int{0, 2},
 		},
 		"it is not known where one is": {
 			[]GPU{{UUID: "b", PCIBusID: "2", Index: 7, Passthrough: bound}, {UUID: "c", PCIBusID: "4", Index: 1}},
-			[]Failure{{Index: 0}}, []int{0, 2},
+			[]Failure{{Index: 0}},
+			[]int{0, 2},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
