@@ -53,11 +53,21 @@ func (p *places) countLocked(claim *resourceapi.ResourceClaim, user types.UID) (
 	if newest, err := p.newest(claim.Namespace, claim.Name); err == nil && newest.UID == claim.UID {
 		claim = newest
 	}
-	others := p.coming[claim.UID].Clone().Delete(user)
-	for _, ref := range claim.Status.ReservedFor {
-		others.Delete(ref.UID)
+	others := p.coming[claim.UID]
+	if len(others) == 0 {
+		return claim, 0
 	}
-	return claim, others.Len()
+	entered := sets.New(user)
+	for _, ref := range claim.Status.ReservedFor {
+		entered.Insert(ref.UID)
+	}
+	coming := 0
+	for other := range others {
+		if !entered.Has(other) {
+			coming++
+		}
+	}
+	return claim, coming
 }
 
 func (p *places) checkLocked(claim *resourceapi.ResourceClaim, user types.UID) error {
