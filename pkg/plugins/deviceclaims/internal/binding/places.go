@@ -99,7 +99,10 @@ func (p *places) Take(claim *resourceapi.ResourceClaim, user types.UID) error {
 	if err := p.checkLocked(claim, user); err != nil {
 		return err
 	}
-	p.coming[claim.UID] = p.coming[claim.UID].Union(sets.New(user))
+	if p.coming[claim.UID] == nil {
+		p.coming[claim.UID] = sets.New[types.UID]()
+	}
+	p.coming[claim.UID].Insert(user)
 	return nil
 }
 

@@ -112,7 +112,10 @@ func (a *Attempts) GiveWay(pod *v1.Pod) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	key := podclaims.GroupKey(pod)
-	a.gaveWay[key] = a.gaveWay[key].Union(sets.New(pod.UID))
+	if a.gaveWay[key] == nil {
+		a.gaveWay[key] = sets.New[types.UID]()
+	}
+	a.gaveWay[key].Insert(pod.UID)
 }
 
 // HaveGivenWay returns the pods of the pod's group that have given way and not begun another attempt.
