@@ -78,9 +78,10 @@ func TestAlertsAskForMetricsThatExist(t *testing.T) {
 // metricNames are the names of the metrics that our packages define, as their files write them, wherever a package has them.
 func metricNames(t *testing.T) map[string]bool {
 	t.Helper()
-	constant := regexp.MustCompile(`(?m)^(?:const |\t)(metrics(?:Namespace|Subsystem)) += "(\w+)"$`)
+	constant := regexp.MustCompile(`(?m)^(?:const |\t)(metrics(?:Namespace|Subsystem)|Subsystem) += "(\w+)"$`)
+	scheduler := regexp.MustCompile(`(?m)\bmetric\.(?:Gauge|Counter)(?:Vec)?\("(\w+)",$`) // by the package metric
 	vector := regexp.MustCompile(`(?m)metrics\.New(\w+)\(&metrics\.\w+\{\n((?:\s+\w+:\s+.*\n){1,2})\s+Name:\s+"(\w+)",$`)
-	part := regexp.MustCompile(`(?:Namespace|Subsystem):\s+(?:(metrics\w+)|"(\w+)"),`)
+	part := regexp.MustCompile(`(?:Namespace|Subsystem):\s+(?:(metrics\w+|metric\.Subsystem)|"(\w+)"),`)
 	described := regexp.MustCompile(`(?m)metrics\.BuildFQName\(metricsNamespace, metricsSubsystem, "(\w+)"\)|^\s+metricsSubsystem\+"_(\w+)",$`)
 	// By folder, as constants may be in another file of the package.
 	sources := map[string]string{}
@@ -96,8 +97,9 @@ func metricNames(t *testing.T) map[string]bool {
 		t.Fatal(err)
 	}
 	names := map[string]bool{}
+	subsystem := constant.FindStringSubmatch(sources["../../pkg/plugins/deviceclaims/internal/metric"])[2]
 	for folder, source := range sources {
-		constants := map[string]string{}
+		constants := map[string]string{"metric.Subsystem": subsystem}
 		for _, match := range constant.FindAllStringSubmatch(source, -1) {
 			constants[match[1]] = match[2]
 		}
@@ -118,6 +120,9 @@ func metricNames(t *testing.T) map[string]bool {
 			if strings.HasPrefix(match[1], "Histogram") {
 				names[name+"_count"] = true
 			}
+		}
+		for _, match := range scheduler.FindAllStringSubmatch(source, -1) {
+			names[subsystem+"_"+match[1]] = true
 		}
 		for _, match := range described.FindAllStringSubmatch(source, -1) {
 			names[prefix(constants["metricsNamespace"], constants["metricsSubsystem"])+match[1]+match[2]] = true

@@ -127,8 +127,7 @@ func (n *Nominations) PodHandler() cache.ResourceEventHandler {
 			n.EndWait(pod.UID)
 			n.End(pod.UID, all)
 			if before, known := oldObj.(*v1.Pod); known && podclaims.UsesDevices(pod) && isEnding(pod) && !isEnding(before) {
-				// Who is nominated there may count on these devices, see WithNominees, and leave others.
-				n.tell(func(_ *nomination, node string) bool { return node == pod.Spec.NodeName })
+				n.leaves(pod.Spec.NodeName)
 			}
 		},
 		DeleteFunc: func(obj any) {
@@ -145,15 +144,27 @@ func isEnding(pod *v1.Pod) bool {
 	return pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// tell tells that less may be kept now on the nodes of nominations of which is says so.
-func (n *Nominations) tell(is func(known *nomination, node string) bool) {
+// leaves tells that a pod with devices has begun to end on a node. Who is nominated there may count on these devices, see WithNominees, and
+// leave others.
+func (n *Nominations) leaves(node string) {
+	kept := false
+	n.mutex.Lock()
+	for _, known := range n.byPod {
+		kept = kept || known.nodes.Has(node)
+	}
+	n.mutex.Unlock()
+	if kept {
+		n.ended(node)
+	}
+}
+
+// tell tells that less may be kept now on the nodes of some nominations.
+func (n *Nominations) tell(some func(known *nomination) bool) {
 	changed := sets.New[string]()
 	n.mutex.Lock()
 	for _, known := range n.byPod {
-		for node := range known.nodes {
-			if is(known, node) {
-				changed.Insert(node)
-			}
+		if some(known) {
+			changed.Insert(known.nodes.UnsortedList()...)
 		}
 	}
 	n.mutex.Unlock()
@@ -166,7 +177,7 @@ func (n *Nominations) tell(is func(known *nomination, node string) bool) {
 // on a node is news for who waits for its devices anyway.
 func (n *Nominations) OnInventoryEvent(event source.Event) {
 	if event.Class != nil {
-		n.tell(func(*nomination, string) bool { return true })
+		n.tell(func(*nomination) bool { return true })
 	}
 }
 
@@ -180,7 +191,7 @@ func (n *Nominations) OnClaimEvent(event tracker.Event) {
 		return
 	}
 	claim := types.NamespacedName{Namespace: event.Claim.Namespace, Name: event.Claim.Name}
-	n.tell(func(known *nomination, _ string) bool { return slices.Contains(known.claims, claim) })
+	n.tell(func(known *nomination) bool { return slices.Contains(known.claims, claim) })
 }
 
 // Overtake notes that a pod has been nominated to a node. Those of lower priority that are nominated there, too, may have lost what was
