@@ -54,10 +54,9 @@ func (n *Node) nameFailures(sysfs fs.ReadLinkFS) {
 	n.NameFailures(addresses)
 }
 
-// NameFailures finds out which GPUs do not answer from the addresses where they may be, which an earlier call may have narrowed down to
-// Candidates. NVML numbers GPUs in the order of the bus, and may leave out one that the driver has (its option NVreg_ExcludedGpus does
-// that). So those that do not answer have names if there are as many addresses between the same neighbours. If NVML is seen not to keep
-// that order, they may be any.
+// NameFailures finds out which GPUs do not answer, from the addresses where they may be. Candidates of an earlier call rule out others.
+// NVML numbers GPUs in the order of the bus, and leaves out those that the driver is told to exclude (NVreg_ExcludedGpus). So GPUs that do
+// not answer get names if as many addresses lie between the same neighbours. If NVML is seen not to keep that order, they may be any.
 func (n *Node) NameFailures(addresses []string) {
 	var nameless []*Failure
 	numbered := map[int]string{} // addresses
@@ -109,8 +108,8 @@ func (n *Node) NameFailures(addresses []string) {
 	}
 }
 
-// MayBe tells whether it may be the GPU with that device name that does not answer: its address is not known, and either nothing more is,
-// or this is a candidate.
+// MayBe tells whether the GPU with that device name may be the one that does not answer: no address is known, and there are no candidates,
+// or it is one of them.
 func (f *Failure) MayBe(device string) bool {
 	return f.PCIBusID == "" && (len(f.Candidates) == 0 || slices.Contains(f.Candidates, device))
 }

@@ -69,12 +69,12 @@ func TestGPUsThatDoNotAnswerAreNamedByTheirNeighbours(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answer map[int]string
 		failed []int
-		calls  [][]string // addresses of each; the first are the bus's
+		calls  [][]string // the addresses: of the bus, and then of the memory
 		want   []string
 	}{
 		"one is left out behind":           {map[int]string{0: all[0], 2: second, 3: all[3]}, []int{1}, [][]string{all}, []string{"gpu-0000-43-00-0"}},
 		"one is left out before":           {map[int]string{0: first, 1: second, 3: all[4]}, []int{2}, [][]string{all}, []string{"gpu-0000-61-00-0"}},
-		"two do not answer beside each":    {map[int]string{0: all[0], 3: all[3]}, []int{1, 2}, [][]string{all}, []string{"gpu-0000-43-00-0", "gpu-0000-52-00-0"}},
+		"two do not answer side by side":   {map[int]string{0: all[0], 3: all[3]}, []int{1, 2}, [][]string{all}, []string{"gpu-0000-43-00-0", "gpu-0000-52-00-0"}},
 		"two do not answer, one each":      {map[int]string{1: first, 3: all[3]}, []int{0, 2}, [][]string{all}, []string{"gpu-0000-1b-00-0", "gpu-0000-52-00-0"}},
 		"either is left out":               {map[int]string{0: all[0], 2: all[3]}, []int{1}, [][]string{all}, []string{"one of gpu-0000-43-00-0, gpu-0000-52-00-0"}},
 		"one of them was known":            {map[int]string{0: all[0], 2: all[3]}, []int{1}, [][]string{all, {second}}, []string{"gpu-0000-52-00-0"}},
@@ -108,6 +108,9 @@ func TestGPUsThatDoNotAnswerAreNamedByTheirNeighbours(t *testing.T) {
 			}
 			var got []string
 			for _, f := range node.Failures {
+				if f.PCIBusID != "" && f.Candidates != nil {
+					t.Errorf("%v has candidates %v", f, f.Candidates)
+				}
 				got = append(got, strings.TrimSuffix(f.String(), ": no answer"))
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
