@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/metrics/testutil"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	testingclock "k8s.io/utils/clock/testing"
@@ -32,11 +33,15 @@ func TestReserveTakesDevicesOnce(t *testing.T) {
 	h := newHarness(t, w)
 	// All three are judged on the same state, in which everything is free.
 	one, two, three := h.filterAll(pod("p1", "one")), h.filterAll(pod("p2", "two")), h.filterAll(pod("p3", "three"))
+	counted := allocationsByResult(t)
 	one.reserve("node-b")
 	two.reserve("node-b")
 	status := h.plugin.Reserve(h.ctx, three.state, three.pod, "node-b")
 	if status.Code() != fwk.Unschedulable || status.Message() != string(explain.ReasonHeld) {
 		t.Errorf("third pod for two devices: %v", status)
+	}
+	if diff := cmp.Diff(map[string]float64{"chosen": 2, "refused": 1, "error": 0}, counted()); diff != "" {
+		t.Errorf("counted allocations differ (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"gpu-0", "gpu-1"}, h.heldOn("node-b")); diff != "" {
 		t.Errorf("held devices differ (-want +got):\n%s", diff)
@@ -62,12 +67,39 @@ func TestReserveRefusesAClaimThatHasChanged(t *testing.T) {
 	a := h.filterAll(pod("p", "one"))
 	h.api.delete("one")
 	h.caughtUp("one")
+	counted := allocationsByResult(t)
 	status := h.plugin.Reserve(h.ctx, a.state, a.pod, "node-a")
 	if status.Code() != fwk.Unschedulable || !strings.Contains(status.Message(), "team-a/one") {
 		t.Errorf("status %v", status)
 	}
+	if diff := cmp.Diff(map[string]float64{"chosen": 0, "refused": 1, "error": 0}, counted()); diff != "" {
+		t.Errorf("counted allocations differ (-want +got):\n%s", diff)
+	}
 	if held := h.heldOn("node-a"); len(held) > 0 {
 		t.Errorf("held: %v", held)
+	}
+}
+
+// allocationsByResult returns how many allocations are counted from now on.
+func allocationsByResult(t *testing.T) func() map[string]float64 {
+	read := func() map[string]float64 {
+		counts := map[string]float64{}
+		for _, result := range []string{"chosen", "refused", "error"} {
+			n, err := testutil.GetCounterMetricValue(allocationsTotal.WithLabelValues(result))
+			if err != nil {
+				t.Fatal(err)
+			}
+			counts[result] = n
+		}
+		return counts
+	}
+	before := read()
+	return func() map[string]float64 {
+		counts := read()
+		for result := range counts {
+			counts[result] -= before[result]
+		}
+		return counts
 	}
 }
 

@@ -4,7 +4,6 @@
 package deviceclaims
 
 import (
-	"errors"
 	"sync"
 
 	"k8s.io/component-base/metrics"
@@ -40,15 +39,3 @@ var registerMetrics = sync.OnceFunc(func() {
 		auditing.ComparisonPeriod, auditing.StaleInFlight)
 	legacyregistry.CustomMustRegister(account.Caches)
 })
-
-func allocationResult(err error) string {
-	var refusal *refusedError
-	switch {
-	case err == nil:
-		return "chosen"
-	case errors.As(err, &refusal):
-		return "refused"
-	default:
-		return "error"
-	}
-}

@@ -101,24 +101,26 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle.State, pod *v1.Pod, nod
 	start := pl.binder.Clock.Now()
 	reserved, err := pl.tryAllocate(ctx, c, pod, c.Input(ctx, requests, node))
 	allocationDuration.Observe(pl.binder.Clock.Since(start).Seconds())
-	allocationsTotal.WithLabelValues(allocationResult(err)).Inc()
 
 	var refusal *refusedError
 	var claimErr *tracker.ClaimError
 	switch {
 	case err == nil:
+		allocationsTotal.WithLabelValues("chosen").Inc()
 		c.Binding.Reserved = append(c.Binding.Reserved, reserved...)
 		for _, r := range reserved {
 			decisions.Log(ctx, decisions.Allocated, pod, node.Name, r.Claim, r.Allocation, c.WhyChosen(pod, node.Name))
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
+		allocationsTotal.WithLabelValues("refused").Inc()
 		pl.shared.memory.Attempts.Refuse(pod, pl.binder.Clock.Now())
 		// Another node may do, and the change that took this one away need not free anything.
 		pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
 		return fwk.NewStatus(fwk.Unschedulable).
 			WithError(&podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Err: err})
 	default:
+		allocationsTotal.WithLabelValues("error").Inc()
 		return fwk.AsStatus(tellHeld(ctx, pl.rivals.NameAll, pod, err))
 	}
 }
