@@ -25,7 +25,7 @@ import (
 const worldLabel = "stowage.dev/world"
 
 // patience is how long a test waits for one thing. What works takes a fraction of a second on an idle machine.
-const patience = 60 * time.Second
+const patience = 2 * time.Minute
 
 // world is what one test has for itself in the shared cluster. Names of cluster-wide objects begin with its name.
 type world struct {
