@@ -124,7 +124,7 @@ func (b *bounds) countersSuffice(requests []open) bool {
 		}
 	}
 	for i := range requests {
-		for _, least := range b.leastUses(&requests[i]) {
+		for _, least := range b.leastFor(&requests[i], b.leastUsesOf) {
 			of := &left[least.name].amount
 			for range requests[i].wanted {
 				if of.Less(least.amount) {
@@ -137,32 +137,29 @@ func (b *bounds) countersSuffice(requests []open) bool {
 	return true
 }
 
-// leastUses is what any device that the request may take uses at least, by the counters' name. It is true until the next
-// call.
-func (b *bounds) leastUses(o *open) []named {
+// leastFor is the least that the request needs, by the names: of says it for each alternative, and whether that counts. It is
+// true until the next call.
+func (b *bounds) leastFor(o *open, of func(*compiled.Alternative) ([]named, bool)) []named {
 	if len(o.request.Alternatives) == 1 {
-		return b.leastUsesOf(o.request.Alternatives[0])
+		least, _ := of(o.request.Alternatives[0])
+		return least
 	}
 	least, first := b.least[:0], true
 	for _, a := range o.request.Alternatives {
-		if b.lanes[a.Lane].hopeless {
-			continue
+		if other, counts := of(a); counts {
+			least, first = lower(least, other, first), false
+			b.least = least
 		}
-		uses := b.leastUsesOf(a)
-		if len(uses) == 0 {
-			return nil
-		}
-		least, first = lower(least, uses, first), false
-		b.least = least
 	}
 	return least
 }
 
-// leastUsesOf is what any device that the alternative may take before anything is picked uses at least.
-func (b *bounds) leastUsesOf(a *compiled.Alternative) []named {
+// leastUsesOf is what any device that the alternative may take before anything is picked uses of counters at least, and whether it
+// may take any.
+func (b *bounds) leastUsesOf(a *compiled.Alternative) (uses []named, any bool) {
 	l := &b.lanes[a.Lane]
-	if l.knowsUses {
-		return l.leastUses
+	if l.knowsUses || l.hopeless {
+		return l.leastUses, !l.hopeless
 	}
 	l.knowsUses = true
 	l.leastUses = l.leastUses[:0]
@@ -170,7 +167,7 @@ func (b *bounds) leastUsesOf(a *compiled.Alternative) []named {
 	for device := l.candidates.Next(0); device >= 0; device = l.candidates.Next(device + 1) {
 		if !b.ledger.consumers.Has(device) || b.ledger.shareable.Has(device) {
 			l.leastUses = l.leastUses[:0] // a share may cost nothing
-			return nil
+			break
 		}
 		names := b.namesOf[b.ledger.firstCounter[b.poolOf(device)]:]
 		uses := b.device[:0]
@@ -180,7 +177,7 @@ func (b *bounds) leastUsesOf(a *compiled.Alternative) []named {
 		b.device = uses
 		l.leastUses, first = lower(l.leastUses, uses, first), false
 	}
-	return l.leastUses
+	return l.leastUses, true
 }
 
 // partsSuffice tells whether the parts of the node, each by its own counters, may give as many devices as each open
@@ -286,7 +283,7 @@ func (b *bounds) roomSuffices(requests []open) bool {
 		needed++
 		total += shares
 		union.Or(o.candidates)
-		for _, least := range b.leastTakes(o) {
+		for _, least := range b.leastFor(o, b.leastTakesOf) {
 			needs = append(needs, need{least.name, least.amount, shares})
 		}
 	}
@@ -352,24 +349,6 @@ func (b *bounds) fits(name resourceapi.QualifiedName, needs []need, devices bits
 		}
 	}
 	return true
-}
-
-// leastTakes is what any share that the request may take takes at least, by capacity. It is true until the next call.
-func (b *bounds) leastTakes(o *open) []named {
-	if len(o.request.Alternatives) == 1 {
-		takes, _ := b.leastTakesOf(o.request.Alternatives[0])
-		return takes
-	}
-	least, first := b.least[:0], true
-	for _, a := range o.request.Alternatives {
-		takes, any := b.leastTakesOf(a)
-		if !any {
-			continue // no share
-		}
-		least, first = lower(least, takes, first), false
-		b.least = least
-	}
-	return least
 }
 
 // leastTakesOf is what any share that the alternative may take takes at least, and whether it may take any.
