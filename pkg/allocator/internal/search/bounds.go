@@ -38,12 +38,13 @@ type bounds struct {
 	namesOf      []int    // by counter of the ledger: the number of its name
 	capacities   []resourceapi.QualifiedName
 
-	left, least, device []named
-	possible            []int
-	needs               []need
-	heads, next         []int // chains of devices: the first by part, and the one after, by device; -1 if there is none
-	parts               []int
-	uses                []inventory.Use
+	left          []amount.Amount // by the number of a counter's name
+	least, device []named
+	possible      []int
+	needs         []need
+	heads, next   []int // chains of devices: the first by part, and the one after, by device; -1 if there is none
+	parts         []int
+	uses          []inventory.Use
 }
 
 // open forgets the names of another node.
@@ -112,25 +113,21 @@ func (b *bounds) nameCounters() {
 // request can do with.
 func (b *bounds) countersSuffice(requests []open) bool {
 	b.nameCounters()
-	left := b.left[:0]
-	for name := range b.counterNames {
-		left = append(left, named{name: name})
-	}
+	left := slices.Grow(b.left[:0], len(b.counterNames))[:len(b.counterNames)]
 	b.left = left
+	clear(left)
 	for counter, rest := range b.ledger.counters {
-		if !rest.IsNegative() {
-			of := &left[b.namesOf[counter]].amount
-			*of = of.Add(rest)
+		if name := b.namesOf[counter]; !rest.IsNegative() {
+			left[name] = left[name].Add(rest)
 		}
 	}
 	for i := range requests {
 		for _, least := range b.leastFor(&requests[i], b.leastUsesOf) {
-			of := &left[least.name].amount
 			for range requests[i].wanted {
-				if of.Less(least.amount) {
+				if left[least.name].Less(least.amount) {
 					return false
 				}
-				*of = of.Sub(least.amount)
+				left[least.name] = left[least.name].Sub(least.amount)
 			}
 		}
 	}
