@@ -335,11 +335,7 @@ func (pr *pruning) available(a *compiled.Alternative) bitset.Set {
 			set.AndNot(g.unknown)
 			set.And(g.has)
 		case len(b.common()) == 1:
-			if devices := g.devices(b.common()[0]); devices != nil {
-				set.And(devices)
-			} else {
-				clear(set)
-			}
+			set.And(g.devices(b.common()[0]))
 		default:
 			matching := pr.newSet()
 			for _, value := range b.common() {
@@ -367,10 +363,7 @@ func (pr *pruning) satisfiable(c *compiled.Constraint, requests []open) bool {
 	}
 	common := pr.bound[c.Index].common()
 	for _, group := range g.groups {
-		if len(common) > 0 && !slices.Contains(common, group.Value) {
-			continue
-		}
-		if pr.groupSuffices(c, group.Devices, requests, total) {
+		if (len(common) == 0 || slices.Contains(common, group.Value)) && pr.groupSuffices(c, group.Devices, requests, total) {
 			return true
 		}
 	}
