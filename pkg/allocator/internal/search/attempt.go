@@ -142,7 +142,7 @@ const preferSteps, shortPrefer = 512, 32
 // finds none in so many steps that one stays: a policy never costs a pod its node. It returns false if more steps may
 // change that.
 func (s *Search) prefer(steps int) (settled bool) {
-	s.firstFit.set(&s.state)
+	s.firstFit.set(&s.solution)
 	s.begin(s.order)
 	s.classes, s.careful, s.stuck, s.limit = nil, true, false, s.steps+steps
 	s.deviceOrder.rank()
@@ -151,7 +151,7 @@ func (s *Search) prefer(steps int) (settled bool) {
 	}
 	settled = !s.stuck
 	s.Err, s.SelectorError, s.stuck = nil, nil, false
-	s.firstFit.restore(&s.state)
+	s.solution.set(&s.firstFit)
 	return settled
 }
 

@@ -55,11 +55,21 @@ type state struct {
 	taken   bitset.Set
 	takenBy []bitset.Set
 	bound   []binding // by Constraint.Index
-	picks   []Pick
-	used    []int // devices picked, by claim
-	chosen  []int // position of the alternative, by request
+	solution
 
 	classes *classes // nil but in the thorough attempt
+}
+
+// solution is what is picked.
+type solution struct {
+	picks  []Pick
+	used   []int // devices picked, by claim
+	chosen []int // position of the alternative, by request
+}
+
+// set makes it a copy of the other one, in its own memory.
+func (s *solution) set(o *solution) {
+	s.picks, s.used, s.chosen = append(s.picks[:0], o.picks...), append(s.used[:0], o.used...), append(s.chosen[:0], o.chosen...)
 }
 
 // connect tells the parts of each other, which stays so for all searches that use this memory.
@@ -236,18 +246,4 @@ func (s *state) bind(c *compiled.Constraint, a *compiled.Alternative, device int
 func (s *state) unbind(c *compiled.Constraint) {
 	b := &s.bound[c.Index]
 	b.values, b.ends = b.values[:b.start()], b.ends[:len(b.ends)-1]
-}
-
-// solution is what a search found.
-type solution struct {
-	picks        []Pick
-	chosen, used []int
-}
-
-func (f *solution) set(s *state) {
-	f.picks, f.chosen, f.used = append(f.picks[:0], s.picks...), append(f.chosen[:0], s.chosen...), append(f.used[:0], s.used...)
-}
-
-func (f *solution) restore(s *state) {
-	s.picks, s.chosen, s.used = append(s.picks[:0], f.picks...), append(s.chosen[:0], f.chosen...), append(s.used[:0], f.used...)
 }
