@@ -108,9 +108,7 @@ func (o *deviceOrder) from(set bitset.Set, position int) {
 		}
 		return
 	}
-	for w := range min(position/64, len(set)) {
-		set[w] = 0
-	}
+	clear(set[:min(position/64, len(set))])
 	if w := position / 64; w < len(set) {
 		set[w] &= ^uint64(0) << (uint(position) & 63)
 	}
@@ -215,19 +213,25 @@ func (o *deviceOrder) next(l *lane, taken bitset.Set, from int) int {
 		return -1
 	}
 	for w := from / 64; w < o.words; w++ {
-		word := l.candidates[w]
-		if l.errors != nil {
-			word |= l.errors[w]
-		}
-		word &^= taken[w]
-		if w == from/64 {
-			word &= ^uint64(0) << (uint(from) & 63)
-		}
-		if word != 0 {
+		if word := l.word(w, taken, from); word != 0 {
 			return w*64 + bits.TrailingZeros64(word)
 		}
 	}
 	return -1
+}
+
+// word has, of the w-th 64 devices, the candidates, and what would be candidates if they could be judged, that are not taken and numbered
+// at least from.
+func (l *lane) word(w int, taken bitset.Set, from int) uint64 {
+	word := l.candidates[w]
+	if l.errors != nil {
+		word |= l.errors[w]
+	}
+	word &^= taken[w]
+	if w == from/64 {
+		word &= ^uint64(0) << (uint(from) & 63)
+	}
+	return word
 }
 
 // countFrom counts what next would come to, without those excluded.
@@ -240,16 +244,9 @@ func (o *deviceOrder) countFrom(l *lane, taken, excluded bitset.Set, from int) i
 		return n
 	}
 	for w := from / 64; w < o.words; w++ {
-		word := l.candidates[w]
-		if l.errors != nil {
-			word |= l.errors[w]
-		}
-		word &^= taken[w]
+		word := l.word(w, taken, from)
 		if excluded != nil {
 			word &^= excluded[w]
-		}
-		if w == from/64 {
-			word &= ^uint64(0) << (uint(from) & 63)
 		}
 		n += bits.OnesCount64(word)
 	}
