@@ -6,6 +6,7 @@ package search
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -198,10 +199,7 @@ func (f *fingerprinter) appendRoom(b []byte, device int) []byte {
 func (f *fingerprinter) appendCapacity(b []byte, device int) []byte {
 	p := f.poolOf(device)
 	capacity := f.pools[p].Device(device - f.starts[p]).Capacity
-	names := f.names[:0]
-	for name := range capacity {
-		names = append(names, name)
-	}
+	names := slices.AppendSeq(f.names[:0], maps.Keys(capacity))
 	slices.Sort(names)
 	f.names = names
 	b = binary.AppendUvarint(b, uint64(len(names)))

@@ -5,6 +5,7 @@ package search
 
 import (
 	"cmp"
+	"maps"
 	"math/bits"
 	"slices"
 
@@ -176,10 +177,7 @@ func (o *deviceOrder) findCommonCapacities(devices bitset.Set) {
 		p := o.poolOf(device)
 		capacity := o.pools[p].Device(device - o.starts[p]).Capacity
 		if first {
-			for name := range capacity {
-				names = append(names, name)
-			}
-			first = false
+			names, first = slices.AppendSeq(names, maps.Keys(capacity)), false
 			continue
 		}
 		names = slices.DeleteFunc(names, func(name resourceapi.QualifiedName) bool {
