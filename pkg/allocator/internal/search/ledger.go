@@ -33,22 +33,9 @@ type ledger struct {
 
 // open makes the ledger of the offer, before anything is picked.
 func (l *ledger) open() {
-	consumers, shareable := false, false
-	for _, p := range l.pools {
-		consumers = consumers || p.Consumers() != nil
-		shareable = shareable || p.Shareable() != nil
-	}
-	if consumers {
-		l.consumers = l.newSet()
-		for i, p := range l.pools {
-			copy(l.consumers[l.starts[i]/64:], p.Consumers())
-		}
-	}
-	if shareable {
-		l.shareable = l.newSet()
-		for i, p := range l.pools {
-			copy(l.shareable[l.starts[i]/64:], p.Shareable())
-		}
+	for i, p := range l.pools {
+		l.consumers = l.place(l.consumers, p.Consumers(), i)
+		l.shareable = l.place(l.shareable, p.Shareable(), i)
 	}
 	l.reset()
 }

@@ -84,6 +84,17 @@ func (o *offer) newSet() bitset.Set {
 	return bitset.Set(set)
 }
 
+// place puts devices of a pool into the set, which is made when there are some.
+func (o *offer) place(set, devices bitset.Set, pool int) bitset.Set {
+	if devices != nil {
+		if set == nil {
+			set = o.newSet()
+		}
+		copy(set[o.starts[pool]/64:], devices)
+	}
+	return set
+}
+
 // poolOf is the index of the pool that the device is in.
 func (o *offer) poolOf(device int) int {
 	if len(o.starts) == 1 {
@@ -164,17 +175,11 @@ func (o *offer) prepare(a *compiled.Alternative) bool {
 			return false
 		}
 		o.matches = append(o.matches, match)
-		base := o.starts[i] / 64
-		if match.Errors != nil {
-			if a.All {
-				return o.fail(a, o.starts[i]+match.Errors.Next(0))
-			}
-			if l.errors == nil {
-				l.errors = o.newSet()
-			}
-			copy(l.errors[base:], match.Errors)
+		if a.All && match.Errors != nil {
+			return o.fail(a, o.starts[i]+match.Errors.Next(0))
 		}
-		state := o.states[i]
+		l.errors = o.place(l.errors, match.Errors, i)
+		state, base := o.states[i], o.starts[i]/64
 		own := l.candidates[base : base+bitset.Words(p.Len())]
 		if a.All {
 			copy(own, match.Match)
