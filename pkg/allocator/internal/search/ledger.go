@@ -180,18 +180,9 @@ type formerGroup struct {
 	state counters.GroupState
 }
 
-// groupsOf are the states of the counter sets of the device's pool; nil if no pool of the node has groups.
-func (l *ledger) groupsOf(device int) []counters.GroupState {
-	if len(l.groups) == 0 {
-		return nil
-	}
-	return l.groups[l.firstGroup[l.poolOf(device)]:]
-}
-
 // admitsGroups tells whether the device's groups allow it to be picked.
 func (l *ledger) admitsGroups(device int) bool {
-	states := l.groupsOf(device)
-	return states == nil || counters.GroupsAdmit(states, l.membershipsOf(device))
+	return len(l.groups) == 0 || counters.GroupsAdmit(l.groups[l.firstGroup[l.poolOf(device)]:], l.membershipsOf(device))
 }
 
 // joinGroups puts the device into its groups, which leaveGroups takes back, the last one first.
