@@ -107,23 +107,18 @@ func (s *Search) thorough() bool {
 	whole := s.order
 	s.begin(whole)
 	s.classify()
-	var parts [][]int
 	if len(s.reqs.Claims) > 1 {
-		for i := range s.reqs.Claims {
-			var part []int
-			for _, r := range s.reqs.Claims[i].Requests {
-				part = append(part, r.Index)
+		rest := whole // all requests, claim by claim
+		for _, claim := range s.reqs.Claims {
+			n := len(claim.Requests)
+			s.begin(rest[:n])
+			if !s.decide(0) {
+				if s.Err == nil {
+					s.begin(whole)
+				}
+				return false
 			}
-			parts = append(parts, part)
-		}
-	}
-	for _, part := range parts {
-		s.begin(part)
-		if !s.decide(0) {
-			if s.Err == nil {
-				s.begin(whole)
-			}
-			return false
+			rest = rest[n:]
 		}
 	}
 	s.begin(whole)
