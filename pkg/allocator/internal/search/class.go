@@ -70,6 +70,16 @@ func (c *classes) at(v *view, device, from int) likeness {
 	return k
 }
 
+// picked notes one pick more of the device, or one less, and forgets what was found in its part.
+func (c *classes) picked(device, change int) {
+	if c == nil {
+		return
+	}
+	p := &c.list[c.of[device]]
+	p.view = nil
+	p.picks += change
+}
+
 // excludedAt returns the devices that the next pick may not be, at first those that the pick before might not be. The
 // first pick of a request begins anew, and so does each one of a request whose devices have an order: the exchange of two
 // might change it.

@@ -285,13 +285,6 @@ func (ps *parts) status(v *view, device int) int32 {
 	return intern(ps.statuses, status)
 }
 
-// picked and unpicked forget what was found in the device's part.
-func (ps *parts) picked(device, change int) {
-	p := &ps.list[ps.of[device]]
-	p.view = nil
-	p.picks += change
-}
-
 // content is the number of what there is in the part; 0 means nothing, and no part has the same as another by
 // chance.
 func (ps *parts) content(v *view, n int32) int32 {

@@ -126,9 +126,7 @@ func (s *state) begin(order []int) {
 		s.bound[i].reset()
 	}
 	for _, pick := range s.picks {
-		if s.classes != nil {
-			s.classes.picked(pick.Device, -1)
-		}
+		s.classes.picked(pick.Device, -1)
 	}
 	s.picks = s.picks[:0]
 	clear(s.used)
@@ -174,9 +172,7 @@ func (s *state) pick(a *compiled.Alternative, device int) bool {
 	}
 	s.used[a.Request.Claim]++
 	s.picks = append(s.picks, Pick{Lane: a.Lane, Device: device})
-	if s.classes != nil {
-		s.classes.picked(device, 1)
-	}
+	s.classes.picked(device, 1)
 	return true
 }
 
@@ -184,9 +180,7 @@ func (s *state) pick(a *compiled.Alternative, device int) bool {
 func (s *state) unpick(a *compiled.Alternative) {
 	device := s.picks[len(s.picks)-1].Device
 	s.picks = s.picks[:len(s.picks)-1]
-	if s.classes != nil {
-		s.classes.picked(device, -1)
-	}
+	s.classes.picked(device, -1)
 	s.used[a.Request.Claim]--
 	s.ledger.refund(a, device)
 	stillTaken := false
