@@ -80,22 +80,6 @@ func (c *classes) picked(device, change int) {
 	p.picks += change
 }
 
-// excludedAt returns the devices that the next pick may not be, at first those that the pick before might not be. The
-// first pick of a request begins anew, and so does each one of a request whose devices have an order: the exchange of two
-// might change it.
-func (c *classes) excludedAt(anew bool) bitset.Set {
-	depth := len(c.picks)
-	for len(c.excluded) <= depth {
-		c.excluded = append(c.excluded, bitset.New(c.words*64))
-	}
-	if anew {
-		clear(c.excluded[depth])
-	} else {
-		copy(c.excluded[depth], c.excluded[depth-1])
-	}
-	return c.excluded[depth]
-}
-
 // alike are the devices that need not be tried, because one that nothing tells from them was.
 type alike struct {
 	view *view
@@ -104,15 +88,25 @@ type alike struct {
 	excluded, forAll bitset.Set
 }
 
-// alike returns those to begin with, for the k-th device of the alternative from the position on.
+// alike returns those to begin with, for the k-th device of the alternative from the position on: those that the pick before might not
+// be. The first pick of a request begins anew, and so does each one of a request whose devices have an order: the exchange of
+// two might change it.
 func (c *classes) alike(i int, a *compiled.Alternative, k, from int) (out alike) {
 	if c == nil {
 		return out
 	}
-	ordered := c.groupings.orderMatters(a)
-	out = alike{view: c.view(i), from: from, excluded: c.excludedAt(k == 0 || ordered)}
+	depth, ordered := len(c.picks), c.groupings.orderMatters(a)
+	for len(c.excluded) <= depth {
+		c.excluded = append(c.excluded, bitset.New(c.words*64))
+	}
+	out = alike{view: c.view(i), from: from, excluded: c.excluded[depth]}
 	if !ordered {
 		out.forAll = out.excluded
+	}
+	if k == 0 || ordered {
+		clear(out.excluded)
+	} else {
+		copy(out.excluded, c.excluded[depth-1])
 	}
 	return out
 }
