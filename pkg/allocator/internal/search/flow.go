@@ -20,20 +20,17 @@ func (pr *pruning) matchable(all []open) bool {
 	requests := pr.seekers[:0]
 	for i := range all {
 		o := &all[i]
-		if o.admin || o.wanted <= 0 {
+		shares := o.candidates.AndCount(pr.ledger.shareable)
+		if o.admin || o.wanted <= shares {
 			continue
 		}
-		if shares := o.candidates.AndCount(pr.ledger.shareable); shares > 0 {
-			if o.wanted <= shares {
-				continue
-			}
-			rest := flow.Seeker{Wanted: o.wanted - shares, Candidates: pr.newSet()}
-			copy(rest.Candidates, o.candidates)
-			rest.Candidates.AndNot(pr.ledger.shareable)
-			requests = append(requests, rest)
-			continue
+		candidates := o.candidates
+		if shares > 0 {
+			candidates = pr.newSet()
+			copy(candidates, o.candidates)
+			candidates.AndNot(pr.ledger.shareable)
 		}
-		requests = append(requests, flow.Seeker{Candidates: o.candidates, Wanted: o.wanted})
+		requests = append(requests, flow.Seeker{Candidates: candidates, Wanted: o.wanted - shares})
 	}
 	pr.seekers = requests
 	if len(requests) < 2 || len(requests) > 64 {
