@@ -286,10 +286,11 @@ func (s *Search) step() bool {
 	return true
 }
 
-// searches are kept, with their memory, to be used again.
+// searches are kept, with their memory, to be used again. Their parts know each other, which stays so.
 var searches = sync.Pool{New: func() any {
 	s := new(Search)
-	s.state.connect()
+	s.ledger.offer, s.groupings.offer = &s.offer, &s.offer
+	s.deviceOrder.offer, s.deviceOrder.ledger = &s.offer, &s.ledger
 	s.pruning.state = &s.state
 	s.pruning.bounds.offer, s.pruning.bounds.ledger = &s.offer, &s.ledger
 	s.prints.offer, s.prints.ledger, s.prints.groupings = &s.offer, &s.ledger, &s.groupings

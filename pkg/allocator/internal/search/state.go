@@ -72,12 +72,6 @@ func (s *solution) set(o *solution) {
 	s.picks, s.used, s.chosen = append(s.picks[:0], o.picks...), append(s.used[:0], o.used...), append(s.chosen[:0], o.chosen...)
 }
 
-// connect tells the parts of each other, which stays so for all searches that use this memory.
-func (s *state) connect() {
-	s.ledger.offer, s.groupings.offer = &s.offer, &s.offer
-	s.deviceOrder.offer, s.deviceOrder.ledger = &s.offer, &s.ledger
-}
-
 // open begins with nothing picked and all requests to satisfy.
 func (s *state) open(in Input, devices *inventory.NodeDevices, stateOf func(*inventory.NodePool) *poolstate.State) {
 	s.offer.open(in, devices, stateOf)
