@@ -20,10 +20,10 @@ import (
 //  5. What fits is turned into allocations, what does not into counts.
 func decide(in *Input, keep bool) Result {
 	seen := glanceAt(in)
-	counted := unknown
+	var fits, counted bool
 	if plain := in.Requests.compiled.Plain; plain != nil && !keep {
-		counted = countOnly(plain, seen, in)
-		if counted == yes {
+		fits, counted = countOnly(plain, seen, in)
+		if fits {
 			var v value
 			v.add(seen, in, plain)
 			if in.evaluator.Interrupted == nil {
@@ -39,7 +39,7 @@ func decide(in *Input, keep bool) Result {
 			return known
 		}
 	}
-	if counted == no {
+	if counted {
 		return seen.remember(in, Result{Failure: newFailure(in, seen.devices, nil)})
 	}
 	s := search.New(in.search(), seen.devices, in.stateOf)
@@ -81,18 +81,10 @@ func (in *Input) search() search.Input {
 	}
 }
 
-type answer int
-
-const (
-	unknown answer = iota // counting does not tell
-	yes
-	no
-)
-
 // countOnly decides a request that is alone by counting. A device on which a selector failed matters only if the
 // search would come to it, so such a pool is left to the search. So are several devices that may consume the same
-// counters: each may be had, and not all of them.
-func countOnly(a *compiled.Alternative, seen *glance, in *Input) answer {
+// counters: each may be had, and not all of them. Then it is not known whether the node fits.
+func countOnly(a *compiled.Alternative, seen *glance, in *Input) (fits, known bool) {
 	if a.All {
 		return countAll(a, seen.devices, in)
 	}
@@ -105,38 +97,35 @@ func countOnly(a *compiled.Alternative, seen *glance, in *Input) answer {
 			c = t.count(in, p, a)
 		}
 		if c.errors {
-			return unknown
+			return false, false
 		}
 		free += c.free
 		independent = independent && !c.dependent
 		if free >= a.Count && (independent || a.Count == 1) {
-			return yes
+			return true, true
 		}
 	}
 	switch {
 	case free < a.Count:
-		return no
+		return false, true
 	case independent || a.Count == 0:
-		return yes
+		return true, true
 	}
-	return unknown
+	return false, false
 }
 
-func countAll(a *compiled.Alternative, devices *inventory.NodeDevices, in *Input) answer {
+func countAll(a *compiled.Alternative, devices *inventory.NodeDevices, in *Input) (fits, known bool) {
 	if len(devices.Problems) > 0 {
-		return no
+		return false, true
 	}
 	total, missing := 0, false
 	for _, p := range devices.Pools {
 		match := in.evaluator.Match(a, p)
 		if match.Errors != nil || match.Match.Intersects(p.Consumers()) {
-			return unknown
+			return false, false
 		}
 		missing = missing || match.Tainted != nil || in.stateOf(p).Free(p, match, a.Admin) < match.Match.Count()
 		total += match.Match.Count()
 	}
-	if missing || total == 0 || total > resourceapi.AllocationResultsMaxSize {
-		return no
-	}
-	return yes
+	return !missing && total > 0 && total <= resourceapi.AllocationResultsMaxSize, true
 }
