@@ -105,13 +105,10 @@ func countOnly(a *compiled.Alternative, seen *glance, in *Input) (fits, known bo
 			return true, true
 		}
 	}
-	switch {
-	case free < a.Count:
-		return false, true
-	case independent || a.Count == 0:
+	if a.Count == 0 {
 		return true, true
 	}
-	return false, false
+	return false, free < a.Count
 }
 
 func countAll(a *compiled.Alternative, devices *inventory.NodeDevices, in *Input) (fits, known bool) {
