@@ -147,8 +147,8 @@ func selectorError(e *allocator.SelectorError) error {
 		return &worded{fmt.Sprintf("evaluate derived attribute %s on device %s failed: %v", e.Attribute, device, e.Err), e}
 	}
 	owner := "claim " + klog.KRef(e.Namespace, e.Claim).String()
-	if e.Class != "" {
-		owner = "class " + e.Class
+	if e.DeviceClass != "" {
+		owner = "class " + e.DeviceClass
 	}
 	return &worded{fmt.Sprintf("%s: selector %q on device %s: CEL runtime error: %v", owner, e.Expression, device, e.Err), e}
 }
