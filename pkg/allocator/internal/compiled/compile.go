@@ -202,7 +202,6 @@ func (c *compiler) alternative(r *Request, object *resourceapi.ResourceClaim, co
 		}
 	}
 	r.Alternatives = append(r.Alternatives, out)
-	c.out.Choice = c.out.Choice || len(r.Alternatives) > 1
 	c.out.Lanes = append(c.out.Lanes, out)
 	c.out.Admin = c.out.Admin || out.Admin
 	return nil

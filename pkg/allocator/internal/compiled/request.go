@@ -19,7 +19,7 @@ type Requests struct {
 	Objects  []*resourceapi.ResourceClaim // the claims as they were given
 	Claims   []Claim
 	Requests []*Request     // of all claims, in order
-	Lanes    []*Alternative // of all requests, in order
+	Lanes    []*Alternative // of all requests, in order; as many as these, unless some request has several alternatives
 	// Namespace is that of all claims.
 	Namespace string
 
@@ -27,8 +27,6 @@ type Requests struct {
 	Admin bool
 	// Features are those that they were compiled with.
 	Features Features
-	// Choice tells whether some request has several alternatives.
-	Choice bool
 	// Plain is the only alternative if there is no other and no constraint; such pods are judged by counting.
 	Plain *Alternative
 	// Number is the same for all that judge nodes alike, see number.go. Recurring tells that such were seen before: what is

@@ -22,7 +22,7 @@ func (s *Search) RunShared() bool {
 	found, known := s.easily()
 	switch {
 	case found && s.in.Variant.ShareAll:
-	case known && (!found || s.in.Policy == FirstFit || !s.reqs.Choice):
+	case known && (!found || s.in.Policy == FirstFit || len(s.reqs.Lanes) == len(s.reqs.Requests)):
 		return found
 	case known && s.prefer(shortPrefer):
 		return true
