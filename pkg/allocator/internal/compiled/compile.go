@@ -75,7 +75,7 @@ func (c *compiler) claim(index int, object *resourceapi.ResourceClaim) error {
 			if least > 0 {
 				before = fmt.Sprintf(" in addition to %d of earlier requests", least)
 			}
-			return fail(object, &devices.Requests[i], fmt.Sprintf("devices.requests[%d]", i),
+			return fail(object, request.Name, fmt.Sprintf("devices.requests[%d]", i),
 				fmt.Sprintf("%d devices%s are more than the %d that one claim can get", smallest, before, resourceapi.AllocationResultsMaxSize))
 		}
 		least += smallest
@@ -93,7 +93,7 @@ func (c *compiler) constraint(claim, position int, object *resourceapi.ResourceC
 	case in.DistinctAttribute != nil:
 		out.Attribute, out.Distinct = *in.DistinctAttribute, true
 	default:
-		return nil, fail(object, nil, fmt.Sprintf("devices.constraints[%d]", position),
+		return nil, fail(object, "", fmt.Sprintf("devices.constraints[%d]", position),
 			"neither matchAttribute nor distinctAttribute is set, and other constraints are not supported")
 	}
 	c.constraints++
@@ -107,7 +107,7 @@ func (c *compiler) request(claim, position int, object *resourceapi.ResourceClai
 	field := fmt.Sprintf("devices.requests[%d]", position)
 	switch {
 	case out.Prioritized && !c.features.PrioritizedList:
-		return nil, fail(object, in, field+".firstAvailable", "the feature DRAPrioritizedList is disabled")
+		return nil, fail(object, in.Name, field+".firstAvailable", "the feature DRAPrioritizedList is disabled")
 	case out.Prioritized:
 		for i := range in.FirstAvailable {
 			sub := &in.FirstAvailable[i]
@@ -125,7 +125,7 @@ func (c *compiler) request(claim, position int, object *resourceapi.ResourceClai
 			return nil, err
 		}
 	default:
-		return nil, fail(object, in, field, "neither exactly nor firstAvailable is set, and other types of requests are not supported")
+		return nil, fail(object, in.Name, field, "neither exactly nor firstAvailable is set, and other types of requests are not supported")
 	}
 	return out, nil
 }
@@ -139,9 +139,7 @@ func (c *compiler) alternative(r *Request, object *resourceapi.ResourceClaim, co
 		Admin: ptr.Deref(in.AdminAccess, false), Tolerations: in.Tolerations,
 	}
 	bad := func(sub, reason string) *ClaimError {
-		e := fail(object, nil, field+"."+sub, reason)
-		e.Request = out.ResultName()
-		return e
+		return fail(object, out.ResultName(), field+"."+sub, reason)
 	}
 	if len(in.DerivedAttributes) > 0 && !c.inv.Features().DerivedAttributes {
 		return bad("derivedAttributes", "the feature DRADerivedAttributes is disabled")
@@ -220,10 +218,9 @@ func (c *compiler) matcher(a *Alternative, object *resourceapi.ResourceClaim, fi
 	}
 	for i := range class.Spec.Selectors {
 		if class.Spec.Selectors[i].CEL == nil {
-			return &ClaimError{
-				Namespace: object.Namespace, Claim: object.Name, Request: a.ResultName(), Class: class.Name,
-				Field: fmt.Sprintf("selectors[%d]", i), Reason: "cel is not set, and other selectors are not supported",
-			}
+			e := fail(object, a.ResultName(), fmt.Sprintf("selectors[%d]", i), "cel is not set, and other selectors are not supported")
+			e.Class = class.Name
+			return e
 		}
 		spec.ClassSelectors = append(spec.ClassSelectors, class.Spec.Selectors[i].CEL.Expression)
 	}
@@ -256,10 +253,6 @@ func areTwins(a, b *Request) bool {
 		x.Matcher == y.Matcher && slices.Equal(x.Constraints, y.Constraints) && slices.Equal(x.derived, y.derived)
 }
 
-func fail(claim *resourceapi.ResourceClaim, request *resourceapi.DeviceRequest, field, reason string) *ClaimError {
-	e := &ClaimError{Namespace: claim.Namespace, Claim: claim.Name, Field: field, Reason: reason}
-	if request != nil {
-		e.Request = request.Name
-	}
-	return e
+func fail(claim *resourceapi.ResourceClaim, request, field, reason string) *ClaimError {
+	return &ClaimError{Namespace: claim.Namespace, Claim: claim.Name, Request: request, Field: field, Reason: reason}
 }
