@@ -268,11 +268,11 @@ func (f *Failure) countConstraints(in *Input, s *search.Search) {
 		return
 	}
 	for i := range in.Requests.compiled.Claims {
-		for _, c := range in.Requests.compiled.Claims[i].Constraints {
+		for k, c := range in.Requests.compiled.Claims[i].Constraints {
 			if !c.Distinct {
 				best, wanted := s.Together(c)
 				f.Constraints = append(f.Constraints,
-					ConstraintCounts{Claim: i, Constraint: c.Position, Attribute: c.Attribute, Best: best, Wanted: wanted})
+					ConstraintCounts{Claim: i, Constraint: k, Attribute: c.Attribute, Best: best, Wanted: wanted})
 			}
 		}
 	}

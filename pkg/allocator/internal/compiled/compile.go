@@ -86,7 +86,7 @@ func (c *compiler) claim(index int, object *resourceapi.ResourceClaim) error {
 
 func (c *compiler) constraint(claim, position int, object *resourceapi.ResourceClaim) (*Constraint, error) {
 	in := &object.Spec.Devices.Constraints[position]
-	out := &Constraint{Index: c.constraints, Claim: claim, Position: position, requests: in.Requests}
+	out := &Constraint{Index: c.constraints, Claim: claim, requests: in.Requests}
 	switch {
 	case in.MatchAttribute != nil:
 		out.Attribute = *in.MatchAttribute

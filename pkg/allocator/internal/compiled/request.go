@@ -39,7 +39,7 @@ type Requests struct {
 type Claim struct {
 	Object      *resourceapi.ResourceClaim
 	Requests    []*Request
-	Constraints []*Constraint
+	Constraints []*Constraint // in the order of the claim
 }
 
 // Request is one compiled request with its alternatives, at least one.
@@ -102,7 +102,6 @@ func (a *Alternative) ResultName() string {
 type Constraint struct {
 	Index     int // among all constraints of all claims
 	Claim     int
-	Position  int // in the claim
 	Attribute resourceapi.FullyQualifiedName
 	Distinct  bool
 	requests  []string // names that it applies to; all if empty
