@@ -73,8 +73,8 @@ func (a *Answer) Share(fits bool, chosen []int, err error) {
 // Settle lets those go on that wait. Nothing may be shared after it.
 func (a *Answer) Settle() { close(a.settled) }
 
-// Await returns true when the answer is settled, and false if the attempt cannot wait for that. It waits for itself only: who judges
-// the node beside the attempt that searches may have less time.
+// Await returns true when the answer is settled and true for other nodes with the same look in the attempt, and false if it is not or
+// the attempt cannot wait for that. It waits for itself only: who judges the node beside the attempt that searches may have less time.
 func (a *Answer) Await(ctx context.Context, attempt any) bool {
 	if a.attempt == attempt {
 		select {
@@ -84,13 +84,8 @@ func (a *Answer) Await(ctx context.Context, attempt any) bool {
 	}
 	select {
 	case <-a.settled:
-		return ctx.Err() == nil
+		return ctx.Err() == nil && !a.private && (a.Err == nil || a.attempt == attempt)
 	default:
 		return false
 	}
-}
-
-// IsFor tells whether the answer, which is settled, is true for other nodes with the same look in the attempt.
-func (a *Answer) IsFor(attempt any) bool {
-	return !a.private && (a.Err == nil || a.attempt == attempt)
 }

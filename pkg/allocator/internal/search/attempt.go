@@ -169,7 +169,7 @@ func (s *Search) finishOnce(found, known bool) bool {
 		}
 		return found
 	}
-	if !a.Await(s.in.Ctx, s.in.Attempt) || !a.IsFor(s.in.Attempt) {
+	if !a.Await(s.in.Ctx, s.in.Attempt) {
 		return s.finish(found, known)
 	}
 	s.Err = a.Err
