@@ -26,7 +26,7 @@ func exact(q resource.Quantity) *big.Rat {
 // consumption judges what one result says that it consumes.
 func (c *check) consumption(g *grant) {
 	if !c.Features.ConsumableCapacity {
-		if g.request.capacity != nil {
+		if g.request.Capacity != nil {
 			c.violation("%v: the request asks for capacity, which is disabled", g)
 		}
 		if g.result.ShareID != nil || len(g.result.ConsumedCapacity) > 0 {
@@ -70,8 +70,8 @@ func (c *check) consumption(g *grant) {
 // error says why the device cannot serve the request.
 func (c *check) consumes(r *request, d *device) (amounts, error) {
 	out := make(amounts)
-	if r.capacity != nil {
-		for name := range r.capacity.Requests {
+	if r.Capacity != nil {
+		for name := range r.Capacity.Requests {
 			if _, ok := d.Capacity[name]; !ok {
 				return nil, fmt.Errorf("the device has no capacity %s", name)
 			}
@@ -79,8 +79,8 @@ func (c *check) consumes(r *request, d *device) (amounts, error) {
 	}
 	for name, capacity := range d.Capacity {
 		var asked *resource.Quantity
-		if r.capacity != nil {
-			if q, ok := r.capacity.Requests[name]; ok {
+		if r.Capacity != nil {
+			if q, ok := r.Capacity.Requests[name]; ok {
 				asked = &q
 			}
 		}

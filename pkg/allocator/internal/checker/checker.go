@@ -129,16 +129,16 @@ func (c *check) single(g *grant) {
 	if c.Features.DeviceTaints {
 		for _, taint := range g.device.Taints {
 			if prevents(taint) &&
-				!slices.ContainsFunc(g.request.tolerations, func(t resourceapi.DeviceToleration) bool { return tolerates(t, taint) }) {
+				!slices.ContainsFunc(g.request.Tolerations, func(t resourceapi.DeviceToleration) bool { return tolerates(t, taint) }) {
 				c.violation("%v: taint %s=%s:%s is not tolerated", g, taint.Key, taint.Value, taint.Effect)
 			}
 		}
 	}
-	if !apiequality.Semantic.DeepEqual(g.result.Tolerations, g.request.tolerations) {
+	if !apiequality.Semantic.DeepEqual(g.result.Tolerations, g.request.Tolerations) {
 		c.violation("%v: the tolerations are not those of the request", g)
 	}
-	if g.isAdmin() != g.request.admin {
-		c.violation("%v: admin access is %v, asked for was %v", g, g.isAdmin(), g.request.admin)
+	if admin := ptr.Deref(g.request.AdminAccess, false); g.isAdmin() != admin {
+		c.violation("%v: admin access is %v, asked for was %v", g, g.isAdmin(), admin)
 	}
 	if !c.Features.DeviceBindingAndStatus && len(g.device.BindingConditions) > 0 {
 		c.violation("%v: the device has binding conditions, which are disabled", g)
@@ -192,9 +192,9 @@ func (c *check) counts(claim *resourceapi.ResourceClaim, grants []*grant) {
 				c.violation("claim %s, request %s: got devices for two alternatives, %s and %s", claim.Name, in.Name, request.name, g.request.name)
 			}
 		}
-		if !request.all {
-			if int64(len(own)) != request.count {
-				c.violation("claim %s, request %s: got %d devices, wants %d", claim.Name, request.name, len(own), request.count)
+		if request.AllocationMode != resourceapi.DeviceAllocationModeAll {
+			if int64(len(own)) != request.Count {
+				c.violation("claim %s, request %s: got %d devices, wants %d", claim.Name, request.name, len(own), request.Count)
 			}
 			continue
 		}

@@ -47,8 +47,8 @@ func (c *check) config(claim *resourceapi.ResourceClaim, grants []*grant, got []
 	var want []entry
 	var classes []string
 	for _, name := range names {
-		if r := chosen[name]; r != nil && !slices.Contains(classes, r.class) {
-			classes = append(classes, r.class)
+		if r := chosen[name]; r != nil && !slices.Contains(classes, r.DeviceClassName) {
+			classes = append(classes, r.DeviceClassName)
 		}
 	}
 	for _, name := range classes {
@@ -58,7 +58,7 @@ func (c *check) config(claim *resourceapi.ResourceClaim, grants []*grant, got []
 		}
 		var users []string
 		for _, request := range names {
-			if r := chosen[request]; r != nil && r.class == name {
+			if r := chosen[request]; r != nil && r.DeviceClassName == name {
 				users = append(users, request)
 			}
 		}

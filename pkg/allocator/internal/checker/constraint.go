@@ -113,7 +113,7 @@ func texts[T any](kind string, values ...T) []string {
 // the driver's.
 func (c *check) attribute(g *grant, name resourceapi.FullyQualifiedName) (*resourceapi.DeviceAttribute, error) {
 	if c.Features.DerivedAttributes {
-		for _, derived := range g.request.derived {
+		for _, derived := range g.request.DerivedAttributes {
 			if derived.Name != name {
 				continue
 			}

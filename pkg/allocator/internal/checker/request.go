@@ -10,22 +10,14 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/utils/ptr"
 )
 
 // request is an exact request, or one alternative of a prioritized one.
 type request struct {
 	of *resourceapi.DeviceRequest
 	// name is what results call it: "request" or "request/alternative".
-	name        string
-	class       string
-	selectors   []resourceapi.DeviceSelector
-	all         bool
-	count       int64
-	admin       bool
-	tolerations []resourceapi.DeviceToleration
-	capacity    *resourceapi.CapacityRequirements
-	derived     []resourceapi.DeviceDerivedAttribute
+	name string
+	*resourceapi.ExactDeviceRequest
 }
 
 // findRequest returns the request of the claim that results call by the name.
@@ -33,19 +25,14 @@ func (c *check) findRequest(claim *resourceapi.ResourceClaim, name string) *requ
 	for i := range claim.Spec.Devices.Requests {
 		in := &claim.Spec.Devices.Requests[i]
 		if exact := in.Exactly; exact != nil && len(in.FirstAvailable) == 0 && in.Name == name {
-			return &request{
-				of: in, name: name, class: exact.DeviceClassName, selectors: exact.Selectors,
-				all: exact.AllocationMode == resourceapi.DeviceAllocationModeAll, count: exact.Count,
-				admin: ptr.Deref(exact.AdminAccess, false), tolerations: exact.Tolerations, capacity: exact.Capacity, derived: exact.DerivedAttributes,
-			}
+			return &request{in, name, exact}
 		}
 		for j := range in.FirstAvailable {
 			if sub := &in.FirstAvailable[j]; in.Name+"/"+sub.Name == name {
-				return &request{
-					of: in, name: name, class: sub.DeviceClassName, selectors: sub.Selectors,
-					all: sub.AllocationMode == resourceapi.DeviceAllocationModeAll, count: sub.Count,
-					tolerations: sub.Tolerations, capacity: sub.Capacity, derived: sub.DerivedAttributes,
-				}
+				return &request{in, name, &resourceapi.ExactDeviceRequest{
+					DeviceClassName: sub.DeviceClassName, Selectors: sub.Selectors, AllocationMode: sub.AllocationMode, Count: sub.Count,
+					Tolerations: sub.Tolerations, Capacity: sub.Capacity, DerivedAttributes: sub.DerivedAttributes,
+				}}
 			}
 		}
 	}
@@ -63,11 +50,11 @@ func (c *check) findClass(name string) *resourceapi.DeviceClass {
 
 // matches tells whether all selectors of the class and of the request accept the device.
 func (c *check) matches(r *request, d *device) (bool, error) {
-	class := c.findClass(r.class)
+	class := c.findClass(r.DeviceClassName)
 	if class == nil {
-		return false, fmt.Errorf("there is no device class %s", r.class)
+		return false, fmt.Errorf("there is no device class %s", r.DeviceClassName)
 	}
-	for _, selector := range slices.Concat(class.Spec.Selectors, r.selectors) {
+	for _, selector := range slices.Concat(class.Spec.Selectors, r.Selectors) {
 		program := c.compiler().CompileCELExpression(selector.CEL.Expression, cel.Options{DisableCostEstimation: true})
 		if program.Error != nil {
 			return false, fmt.Errorf("selector %q: %w", selector.CEL.Expression, program.Error)
