@@ -117,9 +117,8 @@ func (c *check) attribute(g *grant, name resourceapi.FullyQualifiedName) (*resou
 			if derived.Name != name {
 				continue
 			}
-			attribute, _, err := cel.NewCache(1, cel.Features{
-				EnableConsumableCapacity: c.Features.ConsumableCapacity, EnableListTypeAttributes: c.Features.ListTypeAttributes,
-			}).GetOrCompileDerivedAttribute(derived.Expression).EvaluateDerivedAttribute(context.Background(), g.device.input())
+			program := cel.NewCache(1, c.celFeatures()).GetOrCompileDerivedAttribute(derived.Expression)
+			attribute, _, err := program.EvaluateDerivedAttribute(context.Background(), g.device.input())
 			return attribute, err
 		}
 	}

@@ -54,8 +54,9 @@ func (c *check) matches(r *request, d *device) (bool, error) {
 	if class == nil {
 		return false, fmt.Errorf("there is no device class %s", r.DeviceClassName)
 	}
+	compiler := cel.GetCompiler(c.celFeatures())
 	for _, selector := range slices.Concat(class.Spec.Selectors, r.Selectors) {
-		program := c.compiler().CompileCELExpression(selector.CEL.Expression, cel.Options{DisableCostEstimation: true})
+		program := compiler.CompileCELExpression(selector.CEL.Expression, cel.Options{DisableCostEstimation: true})
 		if program.Error != nil {
 			return false, fmt.Errorf("selector %q: %w", selector.CEL.Expression, program.Error)
 		}
@@ -70,13 +71,8 @@ func (c *check) matches(r *request, d *device) (bool, error) {
 	return true, nil
 }
 
-// compiler is upstream's.
-func (c *check) compiler() interface {
-	CompileCELExpression(string, cel.Options) cel.CompilationResult
-} {
-	return cel.GetCompiler(cel.Features{
-		EnableConsumableCapacity: c.Features.ConsumableCapacity, EnableListTypeAttributes: c.Features.ListTypeAttributes,
-	})
+func (c *check) celFeatures() cel.Features {
+	return cel.Features{EnableConsumableCapacity: c.Features.ConsumableCapacity, EnableListTypeAttributes: c.Features.ListTypeAttributes}
 }
 
 func (d *device) input() cel.Device {
