@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // amounts are exact quantities by capacity name.
@@ -70,19 +71,16 @@ func (c *check) consumption(g *grant) {
 // error says why the device cannot serve the request.
 func (c *check) consumes(r *request, d *device) (amounts, error) {
 	out := make(amounts)
-	if r.Capacity != nil {
-		for name := range r.Capacity.Requests {
-			if _, ok := d.Capacity[name]; !ok {
-				return nil, fmt.Errorf("the device has no capacity %s", name)
-			}
+	requests := ptr.Deref(r.Capacity, resourceapi.CapacityRequirements{}).Requests
+	for name := range requests {
+		if _, ok := d.Capacity[name]; !ok {
+			return nil, fmt.Errorf("the device has no capacity %s", name)
 		}
 	}
 	for name, capacity := range d.Capacity {
 		var asked *resource.Quantity
-		if r.Capacity != nil {
-			if q, ok := r.Capacity.Requests[name]; ok {
-				asked = &q
-			}
+		if q, ok := requests[name]; ok {
+			asked = &q
 		}
 		amount, err := round(asked, capacity, c.Features.FractionalCapacityRange)
 		if err != nil {
