@@ -175,9 +175,15 @@ func (c *check) shares(grants []*grant) {
 			continue
 		}
 		seen[g.device] = true
+		results := c.holds(g.id)
+		for _, other := range grants {
+			if other.device == g.device && !other.isAdmin() {
+				results = append(results, other.result)
+			}
+		}
 		ids := make(map[types.UID]bool)
 		total := make(amounts)
-		add := func(result *resourceapi.DeviceRequestAllocationResult) {
+		for _, result := range results {
 			if result.ShareID != nil {
 				if ids[*result.ShareID] {
 					c.violation("%v: share ID %s is there twice", g, *result.ShareID)
@@ -189,12 +195,6 @@ func (c *check) shares(grants []*grant) {
 					total[name] = new(big.Rat)
 				}
 				total[name].Add(total[name], exact(consumed))
-			}
-		}
-		c.holds(g.id, add)
-		for _, other := range grants {
-			if other.device == g.device && !other.isAdmin() {
-				add(other.result)
 			}
 		}
 		for name, capacity := range g.device.Capacity {

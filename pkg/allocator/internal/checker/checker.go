@@ -291,26 +291,21 @@ func (c *check) isShared(d *device) bool {
 	return c.Features.ConsumableCapacity && ptr.Deref(d.AllowMultipleAllocations, false)
 }
 
-// holds yields what is held of a device.
-func (c *check) holds(id deviceID, yield func(*resourceapi.DeviceRequestAllocationResult)) {
+// holds are what is held of a device.
+func (c *check) holds(id deviceID) (out []*resourceapi.DeviceRequestAllocationResult) {
 	for i := range c.Held {
 		for j := range c.Held[i].Devices.Results {
 			result := &c.Held[i].Devices.Results[j]
 			if !ptr.Deref(result.AdminAccess, false) && (deviceID{poolID{result.Driver, result.Pool}, result.Device}) == id {
-				yield(result)
+				out = append(out, result)
 			}
 		}
 	}
+	return out
 }
 
-func (c *check) isHeld(id deviceID) bool {
-	held := false
-	c.holds(id, func(*resourceapi.DeviceRequestAllocationResult) { held = true })
-	return held
-}
+func (c *check) isHeld(id deviceID) bool { return len(c.holds(id)) > 0 }
 
 func (c *check) heldAlone(id deviceID) bool {
-	alone := false
-	c.holds(id, func(result *resourceapi.DeviceRequestAllocationResult) { alone = alone || result.ShareID == nil })
-	return alone
+	return slices.ContainsFunc(c.holds(id), func(result *resourceapi.DeviceRequestAllocationResult) bool { return result.ShareID == nil })
 }
