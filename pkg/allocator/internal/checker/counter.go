@@ -6,8 +6,6 @@ package checker
 import (
 	"math/big"
 	"slices"
-
-	resourceapi "k8s.io/api/resource/v1"
 )
 
 // counters makes sure that the devices in use of each pool do not consume more of a counter than there is. A
@@ -21,7 +19,7 @@ func (c *check) counters(grants []*grant) {
 		consumed := make(map[counter]*big.Rat)
 		asked := make(map[counter]bool) // by a device that was not in use before
 		for _, d := range c.inUse(p, grants) {
-			begins := c.begins(p, d, grants)
+			begins := !c.isHeld(deviceID{p.id, d.Name}) // a further share of a device takes no more of its counters
 			for _, consumption := range d.ConsumesCounters {
 				for name, value := range consumption.Counters {
 					key := counter{consumption.CounterSet, name}
@@ -51,31 +49,23 @@ func (c *check) compatibilityGroups(grants []*grant) {
 	}
 	for _, p := range c.touched(grants) {
 		groups, held := make(map[string][][]string), make(map[string][][]string)
+		isTouched := make(map[string]bool)
 		for _, d := range c.inUse(p, grants) {
 			for _, consumption := range d.ConsumesCounters {
 				groups[consumption.CounterSet] = append(groups[consumption.CounterSet], consumption.CompatibilityGroups)
 				if c.isHeld(deviceID{p.id, d.Name}) {
 					held[consumption.CounterSet] = append(held[consumption.CounterSet], consumption.CompatibilityGroups)
+				} else {
+					isTouched[consumption.CounterSet] = true
 				}
 			}
 		}
 		for set, users := range groups {
-			isTouched := slices.ContainsFunc(p.devices, func(d *device) bool { return d.consumesFrom(set) && c.begins(p, d, grants) })
-			if isTouched && compatible(held[set]) && !compatible(users) {
+			if isTouched[set] && compatible(held[set]) && !compatible(users) {
 				c.violation("pool %v: devices that are not compatible would use counter set %s: %v", p.id, set, users)
 			}
 		}
 	}
-}
-
-// begins tells whether the device is given now and was not in use before. A further share of a device takes no more
-// of its counters.
-func (c *check) begins(p *pool, d *device, grants []*grant) bool {
-	return !c.isHeld(deviceID{p.id, d.Name}) && slices.ContainsFunc(grants, func(g *grant) bool { return g.device == d && !g.isAdmin() })
-}
-
-func (d *device) consumesFrom(set string) bool {
-	return slices.ContainsFunc(d.ConsumesCounters, func(c resourceapi.DeviceCounterConsumption) bool { return c.CounterSet == set })
 }
 
 func compatible(users [][]string) bool {
