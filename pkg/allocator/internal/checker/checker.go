@@ -206,7 +206,7 @@ func (c *check) counts(claim *resourceapi.ResourceClaim, grants []*grant) {
 func (c *check) gotAll(claim *resourceapi.ResourceClaim, request *request, own []*grant) {
 	for id, p := range c.pools {
 		if p.problem != "" {
-			if p.onNode {
+			if p.slicesOnNode > 0 {
 				c.violation("claim %s, request %s: wants all devices, but pool %v cannot be used: %s", claim.Name, request.name, id, p.problem)
 			}
 			continue

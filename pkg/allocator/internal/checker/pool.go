@@ -30,8 +30,7 @@ type pool struct {
 	id poolID
 	// problem is why nothing of the pool may be used on the node; empty if it may.
 	problem string
-	// onNode tells whether the node would see something of the pool.
-	onNode       bool
+	// slicesOnNode are those of which the node would see something.
 	slicesOnNode int
 	devices      []*device
 	counterSets  map[string]*resourceapi.CounterSet
@@ -63,10 +62,10 @@ func poolsFor(c Cluster) map[poolID]*pool {
 		for i, number := range numbers {
 			p := newPool(c, id, generations[number])
 			isWhole := p.slicesOnNode == len(generations[number]) && int64(p.slicesOnNode) == generations[number][0].Spec.Pool.ResourceSliceCount
-			if i == 0 || (p.onNode && isWhole) {
+			if i == 0 || isWhole {
 				pools[id] = p
 			}
-			if p.onNode {
+			if p.slicesOnNode > 0 {
 				break
 			}
 		}
@@ -101,19 +100,20 @@ func newPool(c Cluster, id poolID, members []*resourceapi.ResourceSlice) *pool {
 				}
 				p.counterSets[set.Name] = set
 			}
-			p.see(forNode)
-			continue
-		}
-		for i := range slice.Spec.Devices {
-			d := &device{Device: &slice.Spec.Devices[i], slice: slice, onNode: sliceOnNode}
-			if perDevice {
-				d.onNode, err = onNode(c.Node, d.NodeName, d.AllNodes, d.NodeSelector)
-				p.fail(err)
-				forNode = forNode || d.onNode
+		} else {
+			for i := range slice.Spec.Devices {
+				d := &device{Device: &slice.Spec.Devices[i], slice: slice, onNode: sliceOnNode}
+				if perDevice {
+					d.onNode, err = onNode(c.Node, d.NodeName, d.AllNodes, d.NodeSelector)
+					p.fail(err)
+					forNode = forNode || d.onNode
+				}
+				p.devices = append(p.devices, d)
 			}
-			p.devices = append(p.devices, d)
 		}
-		p.see(forNode)
+		if forNode {
+			p.slicesOnNode++
+		}
 	}
 	if want := members[0].Spec.Pool.ResourceSliceCount; int64(usable) != want {
 		p.fail(fmt.Errorf("has %d of %d slices", usable, want))
@@ -123,14 +123,6 @@ func newPool(c Cluster, id poolID, members []*resourceapi.ResourceSlice) *pool {
 		p.checkCounters()
 	}
 	return p
-}
-
-// see counts a slice that is for the node.
-func (p *pool) see(forNode bool) {
-	if forNode {
-		p.onNode = true
-		p.slicesOnNode++
-	}
 }
 
 func (p *pool) fail(err error) {
