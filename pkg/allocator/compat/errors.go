@@ -61,9 +61,6 @@ func claimError(err error, claims []*resourceapi.ResourceClaim) error {
 	case "selectors":
 		return says("claim %s, request %s, selector #%s: CEL expression empty (unsupported selector type?)", claim, request, index)
 	case "requests", "count":
-		if strings.HasSuffix(e.Field, ".capacity.requests") {
-			return says("claim %s, %s %s: has capacity requests, but the DRAConsumableCapacity feature is disabled", claim, kind, request)
-		}
 		return says("claim %s, request %s: exceeds the claim limit of %d: %s", claim, request, resourceapi.AllocationResultsMaxSize, e.Reason)
 	case "expression":
 		owner := "claim " + claim.String()
