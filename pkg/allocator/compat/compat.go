@@ -6,11 +6,14 @@ package compat
 import (
 	"context"
 	"fmt"
+	"iter"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/klog/v2"
@@ -115,4 +118,104 @@ func (a *firstFit) learnClasses(claims []*resourceapi.ResourceClaim) error {
 		}
 	}
 	return nil
+}
+
+// anyRequest has what exact requests and the alternatives of firstAvailable have in common.
+type anyRequest struct {
+	// position is that of the request in the claim.
+	position int
+	// sub is the position of the alternative; -1 for an exact request.
+	sub int
+	// name is the request's, or the alternative's own.
+	name, class string
+	mode        resourceapi.DeviceAllocationMode
+}
+
+// requestsOf yields the exact requests and the alternatives of the others, in order.
+func requestsOf(claim *resourceapi.ResourceClaim) iter.Seq[anyRequest] {
+	return func(yield func(anyRequest) bool) {
+		for i := range claim.Spec.Devices.Requests {
+			request := &claim.Spec.Devices.Requests[i]
+			for j := range request.FirstAvailable {
+				sub := &request.FirstAvailable[j]
+				if !yield(anyRequest{
+					position: i, sub: j, name: sub.Name, class: sub.DeviceClassName, mode: sub.AllocationMode,
+				}) {
+					return
+				}
+			}
+			if exact := request.Exactly; exact != nil && len(request.FirstAvailable) == 0 && !yield(anyRequest{
+				position: i, sub: -1, name: request.Name, class: exact.DeviceClassName, mode: exact.AllocationMode,
+			}) {
+				return
+			}
+		}
+	}
+}
+
+// only returns a copy of the claim that has the given request, or alternative, alone.
+func only(claim *resourceapi.ResourceClaim, request anyRequest) *resourceapi.ResourceClaim {
+	reduced := claim.DeepCopy()
+	one := reduced.Spec.Devices.Requests[request.position]
+	if request.sub >= 0 {
+		one.FirstAvailable = one.FirstAvailable[request.sub : request.sub+1]
+	}
+	reduced.Spec.Devices.Requests = []resourceapi.DeviceRequest{one}
+	return reduced
+}
+
+// usageOf turns upstream's three sets into holders. Upstream knows neither the claims nor what each share takes, so
+// one claim holds everything: devices for itself alone, shares by their IDs, and the sum of what all shares of a
+// device take as one more share of it.
+func usageOf(allocated structured.AllocatedState) usage.View {
+	results := make([]resourceapi.DeviceRequestAllocationResult, 0,
+		len(allocated.AllocatedDevices)+len(allocated.AllocatedSharedDeviceIDs)+len(allocated.AggregatedCapacity))
+	hold := func(id structured.DeviceID, share *types.UID, capacity map[resourceapi.QualifiedName]resource.Quantity) {
+		results = append(results, resourceapi.DeviceRequestAllocationResult{
+			Driver: id.Driver.String(), Pool: id.Pool.String(), Device: id.Device.String(), ShareID: share, ConsumedCapacity: capacity,
+		})
+	}
+	for id := range allocated.AllocatedDevices {
+		hold(id, nil, nil)
+	}
+	for id := range allocated.AllocatedSharedDeviceIDs {
+		share := types.UID(id.ShareID.String())
+		hold(id.GetDeviceID(), &share, nil)
+	}
+	for id, consumed := range allocated.AggregatedCapacity {
+		share := types.UID("all shares")
+		capacity := make(map[resourceapi.QualifiedName]resource.Quantity, len(consumed))
+		for name, quantity := range consumed {
+			capacity[name] = quantity.DeepCopy()
+		}
+		hold(id, &share, capacity)
+	}
+	index := usage.NewIndex()
+	index.Set(usage.ClaimRef{UID: "allocated"}, &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{Results: results},
+	}, nil)
+	return index.View()
+}
+
+func inventoryFeatures(f structured.Features) inventory.Features {
+	return inventory.Features{
+		PartitionableDevices:    f.PartitionableDevices,
+		ConsumableCapacity:      f.ConsumableCapacity,
+		FractionalCapacityRange: f.FractionalCapacityRange,
+		ListTypeAttributes:      f.ListTypeAttributes,
+		CompatibilityGroups:     f.CompatibilityGroups,
+		OptionalNodeOperations:  f.OptionalNodeOperations,
+		DerivedAttributes:       f.DerivedAttributes,
+		// Upstream's callers do that, not its allocator.
+		NodeAllocatableResources: true,
+	}
+}
+
+func allocatorFeatures(f structured.Features) allocator.Features {
+	return allocator.Features{
+		AdminAccess:             f.AdminAccess,
+		PrioritizedList:         f.PrioritizedList,
+		DeviceTaints:            f.DeviceTaints,
+		DeviceBindingConditions: f.DeviceBindingAndStatus,
+	}
 }
