@@ -6,7 +6,6 @@ package compat
 import (
 	"context"
 	"fmt"
-	"iter"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -101,7 +100,7 @@ func (a *firstFit) learnSlices(slices []*resourceapi.ResourceSlice) {
 // missing when the claims are compiled.
 func (a *firstFit) learnClasses(claims []*resourceapi.ResourceClaim) error {
 	for _, claim := range claims {
-		for request := range requestsOf(claim) {
+		for _, request := range requestsOf(claim) {
 			if request.class == "" {
 				continue
 			}
@@ -131,26 +130,19 @@ type anyRequest struct {
 	mode        resourceapi.DeviceAllocationMode
 }
 
-// requestsOf yields the exact requests and the alternatives of the others, in order.
-func requestsOf(claim *resourceapi.ResourceClaim) iter.Seq[anyRequest] {
-	return func(yield func(anyRequest) bool) {
-		for i := range claim.Spec.Devices.Requests {
-			request := &claim.Spec.Devices.Requests[i]
-			for j := range request.FirstAvailable {
-				sub := &request.FirstAvailable[j]
-				if !yield(anyRequest{
-					position: i, sub: j, name: sub.Name, class: sub.DeviceClassName, mode: sub.AllocationMode,
-				}) {
-					return
-				}
-			}
-			if exact := request.Exactly; exact != nil && len(request.FirstAvailable) == 0 && !yield(anyRequest{
-				position: i, sub: -1, name: request.Name, class: exact.DeviceClassName, mode: exact.AllocationMode,
-			}) {
-				return
-			}
+// requestsOf are the exact requests and the alternatives of the others, in order.
+func requestsOf(claim *resourceapi.ResourceClaim) (out []anyRequest) {
+	for i := range claim.Spec.Devices.Requests {
+		request := &claim.Spec.Devices.Requests[i]
+		for j := range request.FirstAvailable {
+			sub := &request.FirstAvailable[j]
+			out = append(out, anyRequest{position: i, sub: j, name: sub.Name, class: sub.DeviceClassName, mode: sub.AllocationMode})
+		}
+		if exact := request.Exactly; exact != nil && len(request.FirstAvailable) == 0 {
+			out = append(out, anyRequest{position: i, sub: -1, name: request.Name, class: exact.DeviceClassName, mode: exact.AllocationMode})
 		}
 	}
+	return out
 }
 
 // only returns a copy of the claim that has the given request, or alternative, alone.

@@ -89,7 +89,7 @@ func find(claims []*resourceapi.ResourceClaim, e *allocator.ClaimError) anyReque
 		if claim.Namespace != e.Namespace || claim.Name != e.Claim {
 			continue
 		}
-		for request := range requestsOf(claim) {
+		for _, request := range requestsOf(claim) {
 			name := claim.Spec.Devices.Requests[request.position].Name
 			if request.sub >= 0 {
 				name += "/" + request.name
@@ -160,7 +160,7 @@ func allOfUnusablePool(claims []*resourceapi.ResourceClaim, problems []*inventor
 		state = "invalid"
 	}
 	for _, claim := range claims {
-		for request := range requestsOf(claim) {
+		for _, request := range requestsOf(claim) {
 			if request.mode == resourceapi.DeviceAllocationModeAll {
 				return fmt.Errorf("claim %s, request %s: asks for all devices, but resource pool %s is currently %s",
 					klog.KObj(claim), request.name, problems[0].Pool, state)
@@ -208,7 +208,7 @@ func (a *firstFit) constraintError(ctx context.Context, node *v1.Node, claims []
 		if len(claim.Spec.Devices.Constraints) == 0 {
 			continue
 		}
-		for request := range requestsOf(claim) {
+		for _, request := range requestsOf(claim) {
 			if request.mode != resourceapi.DeviceAllocationModeAll {
 				continue
 			}
