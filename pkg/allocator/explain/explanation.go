@@ -7,6 +7,7 @@ package explain
 
 import (
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/inventory"
 )
@@ -65,6 +66,20 @@ type Request struct {
 	DeviceCounts
 }
 
+// Limit is what the cluster has for a request that asks for more: no node could satisfy it, whoever releases devices.
+type Limit struct {
+	// Asked is how many devices are asked for on one node, by this request and those that compete with it for the same devices, and
+	// Devices how many of them the node with the most has.
+	Asked   int `json:"asked,omitempty"`
+	Devices int `json:"devices,omitempty"`
+	// Others is how many other requests Asked includes.
+	Others int `json:"others,omitempty"`
+	// Capacity is set if it is what one device is asked for and none has: AskedCapacity of it, where the largest has LargestCapacity.
+	Capacity        resourceapi.QualifiedName `json:"capacity,omitempty"`
+	AskedCapacity   string                    `json:"askedCapacity,omitempty"`
+	LargestCapacity string                    `json:"largestCapacity,omitempty"`
+}
+
 // SelectorCount is how many devices one selector rejected.
 type SelectorCount struct {
 	Expression string `json:"expression"`
@@ -121,4 +136,26 @@ type Node struct {
 	// Requests and Constraints are as in Explanation, for this node alone.
 	Requests    []Request    `json:"requests,omitempty"`
 	Constraints []Constraint `json:"constraints,omitempty"`
+}
+
+// NodeHolders says whose devices keep a node from being used that would do otherwise.
+type NodeHolders struct {
+	Node string `json:"node"`
+	// Release is a set of claims whose release would make the node usable, none of which can be left out. There
+	// may be other such sets, seldom with fewer claims.
+	Release []ClaimHolder `json:"release"`
+	// Holders are all claims that hold devices of the node that the pod could use, or use up counters that such
+	// devices need.
+	Holders []ClaimHolder `json:"holders"`
+}
+
+// ClaimHolder is a claim with what it holds of a node's devices.
+type ClaimHolder struct {
+	Namespace string    `json:"namespace"`
+	Claim     string    `json:"claim"`
+	UID       types.UID `json:"uid"`
+	// InFlight tells that a device was promised to the claim and the API does not have that yet.
+	InFlight bool `json:"inFlight,omitempty"`
+	// Devices are "driver/pool/device", in order, each once.
+	Devices []string `json:"devices"`
 }

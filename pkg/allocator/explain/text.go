@@ -170,6 +170,30 @@ func (r *Request) String() string {
 	return text + strings.Join(facts, ", ")
 }
 
+// describe says what is asked for and what there is, such as "asks for 9 gpu.example.com devices of one node, the largest has 8". It is
+// empty if there is nothing of it: then it is the other counts that say why.
+func (l *Limit) describe(class string, selected bool) string {
+	capacity := clip(string(l.Capacity), maxQuoted)
+	text := ""
+	switch {
+	case l.Capacity != "" && l.LargestCapacity == "0":
+		return fmt.Sprintf("asks for %s %s, and no %s device has any", l.AskedCapacity, capacity, class)
+	case l.Capacity != "":
+		return fmt.Sprintf("asks for %s %s, the largest %s device has %s", l.AskedCapacity, capacity, class, l.LargestCapacity)
+	case l.Devices == 0:
+		return ""
+	case l.Others > 0:
+		text = fmt.Sprintf("with %d more %s of the pod asks for %d %s devices of one node, the largest has %d",
+			l.Others, plural(l.Others, "request"), l.Asked, class, l.Devices)
+	default:
+		text = fmt.Sprintf("asks for %d %s devices of one node, the largest has %d", l.Asked, class, l.Devices)
+	}
+	if selected {
+		text += " that match its selectors"
+	}
+	return text
+}
+
 // String says the same as SelectorError.
 func (e *SelectorError) String() string {
 	of := fmt.Sprintf("claim %s/%s, request %q", e.Namespace, e.Claim, e.Request)
