@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -71,6 +72,26 @@ func GroupsAdmit(states []GroupState, memberships []inventory.Membership) bool {
 			}
 		}
 		if !state.Admits(m.Groups) {
+			return false
+		}
+	}
+	return true
+}
+
+// Affords tells whether so much is left.
+func Affords(left []amount.Amount, uses []inventory.Use) bool {
+	for i := range uses {
+		if left[uses[i].Counter].Less(uses[i].Amount) {
+			return false
+		}
+	}
+	return true
+}
+
+// Covers tells whether what is left of each capacity is enough.
+func Covers(left, takes []amount.Amount) bool {
+	for i := range takes {
+		if left[i].Less(takes[i]) {
 			return false
 		}
 	}
