@@ -121,7 +121,7 @@ func countAll(a *compiled.Alternative, devices *inventory.NodeDevices, in *Input
 		if match.Errors != nil || match.Match.Intersects(p.Consumers()) {
 			return false, false
 		}
-		missing = missing || match.Tainted != nil || in.stateOf(p).Free(p, match, a.Admin) < match.Match.Count()
+		missing = missing || in.stateOf(p).Free(p, match, a.Admin) < match.Match.Count()
 		total += match.Match.Count()
 	}
 	return !missing && total > 0 && total <= resourceapi.AllocationResultsMaxSize, true

@@ -183,7 +183,7 @@ func (o *offer) prepare(a *compiled.Alternative) bool {
 		own := l.candidates[base : base+bitset.Words(p.Len())]
 		if a.All {
 			copy(own, match.Match)
-			blocked = blocked || match.Tainted != nil || own.Intersects(state.TakenFor(a.Admin)) || state.Crowded(p, match, own, nil) > 0
+			blocked = blocked || state.Free(p, match, a.Admin) < match.Match.Count()
 			continue
 		}
 		copy(own, match.Usable)
