@@ -250,14 +250,7 @@ func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.Poo
 		c.Held = take(state.Held)
 	}
 	c.Incompatible = take(state.Incompatible)
-	if state.HasShares() {
-		for i := p.Shareable().Next(0); i >= 0; i = p.Shareable().Next(i + 1) {
-			if rest.Has(i) && state.LacksRoom(p, match, i) {
-				rest.Remove(i)
-				c.Full++
-			}
-		}
-	}
+	c.Full = state.DropCrowded(p, match, rest)
 	c.Exhausted = c.Full + take(state.Short)
 	c.Free = rest.Count()
 }

@@ -107,7 +107,7 @@ func shared(s *poolstate.State, p *inventory.NodePool, match *inventory.PoolMatc
 	gone := s.TakenFor(false)
 	sum := 0
 	for i := p.Shareable().Next(0); i >= 0; i = p.Shareable().Next(i + 1) {
-		if !match.Usable.Has(i) || gone.Has(i) || !s.IsShared(i) || s.LacksRoom(p, match, i) {
+		if !match.Usable.Has(i) || gone.Has(i) || !s.IsShared(i) || s.LacksRoom(match, i) {
 			continue
 		}
 		taken := 0.0
@@ -172,7 +172,7 @@ func nthSmallest(s *poolstate.State, in *Input, p *inventory.NodePool, a *compil
 	var buffer [64]int // as many as most nodes have
 	sizes := buffer[:0]
 	for i := match.Usable.Next(0); i >= 0; i = match.Usable.Next(i + 1) {
-		if !taken.Has(i) && !(p.Shareable().Has(i) && s.LacksRoom(p, match, i)) {
+		if !taken.Has(i) && !(p.Shareable().Has(i) && s.LacksRoom(match, i)) {
 			sizes = append(sizes, p.Size(i))
 		}
 	}

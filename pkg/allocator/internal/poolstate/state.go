@@ -177,18 +177,18 @@ func (s *State) IsOf(in *usage.Pool) bool { return s.in == in }
 func (s *State) HasShares() bool { return s.room != nil }
 
 // LacksRoom tells whether device i, which matches, is shareable and has holders that leave less than the request takes.
-func (s *State) LacksRoom(p *inventory.NodePool, match *inventory.PoolMatch, i int) bool {
+func (s *State) LacksRoom(match *inventory.PoolMatch, i int) bool {
 	return s.IsShared(i) && !counters.Covers(s.room[i], match.Takes(i))
 }
 
-// Crowded counts the devices of set, which match, that lack room.
-func (s *State) Crowded(p *inventory.NodePool, match *inventory.PoolMatch, set, without bitset.Set) int {
+// DropCrowded takes those devices out of the set, which match, that lack room, and counts them.
+func (s *State) DropCrowded(p *inventory.NodePool, match *inventory.PoolMatch, set bitset.Set) (n int) {
 	if s.room == nil {
 		return 0
 	}
-	n := 0
 	for i := p.Shareable().Next(0); i >= 0; i = p.Shareable().Next(i + 1) {
-		if set.Has(i) && !without.Has(i) && s.LacksRoom(p, match, i) {
+		if set.Has(i) && s.LacksRoom(match, i) {
+			set.Remove(i)
 			n++
 		}
 	}
@@ -198,5 +198,14 @@ func (s *State) Crowded(p *inventory.NodePool, match *inventory.PoolMatch, set, 
 // Free counts the devices of the pool that a request could have, each alone.
 func (s *State) Free(p *inventory.NodePool, match *inventory.PoolMatch, admin bool) int {
 	taken := s.TakenFor(admin)
-	return match.Usable.AndNotCount(taken) - s.Crowded(p, match, match.Usable, taken)
+	n := match.Usable.AndNotCount(taken)
+	if s.room == nil {
+		return n
+	}
+	for i := p.Shareable().Next(0); i >= 0; i = p.Shareable().Next(i + 1) {
+		if match.Usable.Has(i) && !taken.Has(i) && s.LacksRoom(match, i) {
+			n--
+		}
+	}
+	return n
 }

@@ -192,13 +192,7 @@ func (o *offer) prepare(a *compiled.Alternative) bool {
 		if l.errors != nil && !a.Admin {
 			l.errors[base:].AndNot(state.Held)
 		}
-		if state.HasShares() {
-			for device := p.Shareable().Next(0); device >= 0; device = p.Shareable().Next(device + 1) {
-				if own.Has(device) && state.LacksRoom(p, match, device) {
-					own.Remove(device)
-				}
-			}
-		}
+		state.DropCrowded(p, match, own)
 	}
 	n := l.candidates.Count()
 	if a.All {
