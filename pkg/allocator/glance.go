@@ -55,19 +55,13 @@ var displacedGlances atomic.Uint64
 func GlanceStats(view *inventory.View) inventory.CacheStats {
 	stats := inventory.CacheStats{Limit: mostGlances, Evicted: displacedGlances.Load()}
 	if table, _ := view.Attached().Load().(*glances); table != nil {
-		stats.Entries = table.len()
-	}
-	return stats
-}
-
-func (t *glances) len() int {
-	n := 0
-	for i := range t.places {
-		if t.places[i].Load() != nil {
-			n++
+		for i := range table.places {
+			if table.places[i].Load() != nil {
+				stats.Entries++
+			}
 		}
 	}
-	return n
+	return stats
 }
 
 // glanceAt returns the glance of the node that is to be judged.
