@@ -4,6 +4,8 @@
 package poolstate
 
 import (
+	"slices"
+
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 	"stowage.dev/stowage/pkg/usage"
@@ -39,12 +41,7 @@ func OwnersOf(p *inventory.NodePool, in *usage.Pool) []Owner {
 
 // IsAmong tells whether the namespace is one of the owners.
 func IsAmong(owners []Owner, namespace string) bool {
-	for i := range owners {
-		if owners[i].namespace == namespace {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(owners, func(o Owner) bool { return o.namespace == namespace })
 }
 
 // Foreign are the devices, of n, of which other namespaces have shares; nil if there are none.
