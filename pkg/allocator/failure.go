@@ -130,11 +130,10 @@ func newFailure(in *Input, devices *inventory.NodeDevices, s *search.Search) *Fa
 		f.countConstraints(in, s)
 	case worst == noMatch && broken != nil:
 		f.Reason, f.SelectorError = explain.ReasonSelectorError, broken
+	case worst == noMatch && len(devices.Problems) > 0:
+		f.Reason = explain.ReasonPool
 	default:
 		f.Reason = worst.reason()
-		if worst == noMatch && len(devices.Problems) > 0 {
-			f.Reason = explain.ReasonPool
-		}
 	}
 	if in.evaluator.Interrupted != nil {
 		return newUndecided(devices, in.evaluator.Interrupted)
