@@ -102,15 +102,6 @@ func (a Amount) Over(b Amount) float64 {
 	return a.Float() / b.Float()
 }
 
-// Times returns how often part can be taken from a before less than nothing is left, at most limit times.
-func (a Amount) Times(part Amount, limit int) int {
-	n := 0
-	for ; n < limit && !a.Less(part); n++ {
-		a = a.Sub(part)
-	}
-	return n
-}
-
 // Append appends a fixed-length encoding, different for different amounts.
 func (a Amount) Append(to []byte) []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(to, uint64(a.hi)), a.lo)

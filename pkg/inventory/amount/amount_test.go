@@ -80,21 +80,3 @@ func TestBeyondTheRangeIsTheMost(t *testing.T) {
 		t.Error("a huge negative quantity is not Least")
 	}
 }
-
-func TestTimes(t *testing.T) {
-	for _, tc := range []struct {
-		all, part   string
-		limit, want int
-	}{
-		{"80Gi", "30Gi", 100, 2},
-		{"80Gi", "40Gi", 100, 2},
-		{"80Gi", "0", 7, 7},
-		{"80Gi", "1Gi", 32, 32},
-		{"-1", "0", 5, 0},
-		{"1", "2", 5, 0},
-	} {
-		if got := Of(resource.MustParse(tc.all)).Times(Of(resource.MustParse(tc.part)), tc.limit); got != tc.want {
-			t.Errorf("%s fits %d times into %s, want %d", tc.part, got, tc.all, tc.want)
-		}
-	}
-}
