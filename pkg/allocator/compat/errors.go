@@ -144,8 +144,8 @@ func selectorError(e *allocator.SelectorError) error {
 		return &worded{fmt.Sprintf("evaluate derived attribute %s on device %s failed: %v", e.Attribute, device, e.Err), e}
 	}
 	owner := "claim " + klog.KRef(e.Namespace, e.Claim).String()
-	if e.DeviceClass != "" {
-		owner = "class " + e.DeviceClass
+	if e.Class != "" {
+		owner = "class " + e.Class
 	}
 	return &worded{fmt.Sprintf("%s: selector %q on device %s: CEL runtime error: %v", owner, e.Expression, device, e.Err), e}
 }

@@ -109,12 +109,11 @@ type SelectorError struct {
 	// DeviceClass is set if the selector is the class's, not the request's own.
 	DeviceClass string `json:"deviceClass,omitempty"`
 	// Attribute is set if the expression derives that attribute and is not a selector.
-	Attribute resourceapi.FullyQualifiedName `json:"attribute,omitempty"`
-	// Expression is empty if it is the required capacity that cannot be compared with the device's.
-	Expression string `json:"expression"`
-	Driver     string `json:"driver"`
-	Pool       string `json:"pool"`
-	Device     string `json:"device"`
+	Attribute  resourceapi.FullyQualifiedName `json:"attribute,omitempty"`
+	Expression string                         `json:"expression"`
+	Driver     string                         `json:"driver"`
+	Pool       string                         `json:"pool"`
+	Device     string                         `json:"device"`
 	// Message is what CEL said.
 	Message string `json:"message"`
 }

@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/inventory"
@@ -15,7 +17,16 @@ import (
 // SelectorError is a CEL selector, or the CEL expression of a derived attribute, that failed at run time on one device,
 // or a required capacity that cannot be compared with the device's.
 type SelectorError struct {
-	explain.SelectorError // without the message
+	// Namespace, Claim and Request name what asked.
+	Namespace, Claim, Request string
+	// Class is the DeviceClass if the selector is the class's; empty if it is the request's own.
+	Class string
+	// Attribute is the attribute that the expression derives; empty if it is a selector.
+	Attribute resourceapi.FullyQualifiedName
+	// Expression is the selector; empty if it is the required capacity.
+	Expression string
+	// Driver, Pool and Device name the device.
+	Driver, Pool, Device string
 	// Err is what CEL said.
 	Err error
 }
@@ -27,9 +38,10 @@ func (e *SelectorError) Error() string {
 
 // Explanation is the error as a waiting pod is told.
 func (e *SelectorError) Explanation() explain.SelectorError {
-	told := e.SelectorError
-	told.Message = fmt.Sprint(e.Err)
-	return told
+	return explain.SelectorError{
+		Namespace: e.Namespace, Claim: e.Claim, Request: e.Request, DeviceClass: e.Class, Attribute: e.Attribute, Expression: e.Expression,
+		Driver: e.Driver, Pool: e.Pool, Device: e.Device, Message: fmt.Sprint(e.Err),
+	}
 }
 
 func (e *SelectorError) Unwrap() error { return e.Err }
@@ -43,7 +55,7 @@ func (e *Evaluator) SelectorError(reqs *compiled.Requests, a *compiled.Alternati
 		return interrupted
 	})
 	if ofClass {
-		failed.DeviceClass = a.Class.Object.Name
+		failed.Class = a.Class.Object.Name
 	}
 	return failed
 }
@@ -59,8 +71,8 @@ func DerivationError(reqs *compiled.Requests, a *compiled.Alternative, c *compil
 
 func newSelectorError(reqs *compiled.Requests, a *compiled.Alternative, p *inventory.NodePool, device int) *SelectorError {
 	object := reqs.Objects[a.Request.Claim]
-	return &SelectorError{SelectorError: explain.SelectorError{
+	return &SelectorError{
 		Namespace: object.Namespace, Claim: object.Name, Request: a.ResultName(),
 		Driver: p.ID().Driver, Pool: p.ID().Pool, Device: p.Device(device).Name,
-	}}
+	}
 }
