@@ -144,6 +144,9 @@ func (b *bounds) leastFor(o *open, of func(*compiled.Alternative) ([]named, bool
 	least, first := b.least[:0], true
 	for _, a := range o.request.Alternatives {
 		if other, counts := of(a); counts {
+			if len(other) == 0 {
+				return nil
+			}
 			least, first = lower(least, other, first), false
 			b.least = least
 		}

@@ -90,6 +90,62 @@ func partsOf(total, kinds, each int, wanted int64) *question {
 	return q
 }
 
+// Counters suffice if they do for the cheapest alternatives that have devices at all.
+func TestCountersOfAlternatives(t *testing.T) {
+	const part, whole, either, nothing = "part", "whole", "either", "nothing"
+	selectors := map[string]string{
+		part: `device.attributes["a.example.com"].x > 0`, whole: `device.attributes["a.example.com"].x == 0`, either: "true", nothing: "false",
+	}
+	for name, tc := range map[string]struct {
+		total        int64
+		alternatives []string
+		want         bool
+	}{
+		"as much as two requests need": {total: 4, alternatives: []string{part}, want: true},
+		"less":                         {total: 3, alternatives: []string{part}},
+		"an alternative without devices costs nobody less":  {total: 3, alternatives: []string{nothing, part}},
+		"nor does one after it":                             {total: 3, alternatives: []string{part, nothing}},
+		"an alternative of devices that use none":           {total: 3, alternatives: []string{whole, part}, want: true},
+		"the same, when the other one is looked at before":  {total: 3, alternatives: []string{part, whole}, want: true},
+		"devices of which some use none":                    {total: 3, alternatives: []string{either}, want: true},
+		"with one without devices, still as much as needed": {total: 4, alternatives: []string{nothing, part}, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := &question{devices: devices(8, map[resourceapi.QualifiedName]func(int) int{"x": func(i int) int { return i / 4 }})}
+			x := func(n int64) map[string]resourceapi.Counter {
+				return map[string]resourceapi.Counter{"x": {Value: *resource.NewQuantity(n, resource.DecimalSI)}}
+			}
+			q.counters = []resourceapi.CounterSet{{Name: "gpu", Counters: x(tc.total)}}
+			for i := range q.devices[4:] {
+				q.devices[4+i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu", Counters: x(1)}}
+			}
+			for _, request := range []string{"one", "two"} {
+				r := resourceapi.DeviceRequest{Name: request}
+				for _, alternative := range tc.alternatives {
+					exact := exactly(alternative, 2, selectors[alternative]).Exactly
+					r.FirstAvailable = append(r.FirstAvailable, resourceapi.DeviceSubRequest{
+						Name: alternative, DeviceClassName: exact.DeviceClassName, Selectors: exact.Selectors, AllocationMode: exact.AllocationMode, Count: exact.Count,
+					})
+				}
+				q.claim.Requests = append(q.claim.Requests, r)
+			}
+			s := q.thorough(t)
+			requests, ok := s.pruning.openRequests(-1, 0, 0)
+			if !ok {
+				t.Fatal("too few devices for a request")
+			}
+			for range 2 { // the memory of the first question is used again
+				if got := s.pruning.bounds.countersSuffice(requests); got != tc.want {
+					t.Errorf("counters suffice: %t, want %t", got, tc.want)
+				}
+			}
+			if got := q.fits(t); got != tc.want {
+				t.Errorf("fits: %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
 // Whether parts can be cut from what there is, is not said where there are more kinds of them than are told apart, or more ways to
 // cut them than are looked at. The search finds out, either way.
 func TestMorePartsThanArePacked(t *testing.T) {
