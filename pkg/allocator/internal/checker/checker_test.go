@@ -227,12 +227,18 @@ func TestEveryRuleIsChecked(t *testing.T) {
 		"two alternatives of one request":       {func(s *scene) { s.result(0, 3).Request = "part/five" }, "two alternatives"},
 		"all were wanted but one was left":      {func(s *scene) { s.exactly(0, 0).AllocationMode = "All" }, "did not get gpu.example.com/whole/gpu-2"},
 		"all were wanted of an unusable pool":   {func(s *scene) { s.exactly(0, 0).AllocationMode, s.Slices[4].Spec.Pool.ResourceSliceCount = "All", 9 }, "wants all devices, but pool"},
-		"a held device":                         {func(s *scene) { s.result(0, 1).Device = "gpu-3" }, "the device is held"},
-		"a device twice":                        {func(s *scene) { s.result(0, 1).Device = "gpu-0" }, "was given to claim gpus"},
-		"a shared device that is held alone":    {func(s *scene) { s.hold("shares", "share-0", nil, "") }, "for himself alone"},
-		"a taint":                               {func(s *scene) { taint(s) }, "broken=yes:NoSchedule is not tolerated"},
-		"a taint without effect":                {func(s *scene) { taint(s).Taints[0].Effect = resourceapi.DeviceTaintEffectNone }, ""},
-		"other tolerations than the request's":  {func(s *scene) { s.result(0, 0).Tolerations = []resourceapi.DeviceToleration{{Operator: "Exists"}} }, "tolerations are not those"},
+		"all were wanted, and a pool that is not for the node is unusable": {func(s *scene) {
+			s.Classes = append(s.Classes, class("net", `device.driver == "net.example.com"`))
+			s.Slices[4].Spec.Driver, s.result(1, 1).Driver = "net.example.com", "net.example.com"
+			s.exactly(1, 1).DeviceClassName, s.exactly(1, 1).AllocationMode = "net", "All"
+			s.slice("broken", "broken", 5).NodeName = ptr.To("other")
+		}, ""},
+		"a held device":                        {func(s *scene) { s.result(0, 1).Device = "gpu-3" }, "the device is held"},
+		"a device twice":                       {func(s *scene) { s.result(0, 1).Device = "gpu-0" }, "was given to claim gpus"},
+		"a shared device that is held alone":   {func(s *scene) { s.hold("shares", "share-0", nil, "") }, "for himself alone"},
+		"a taint":                              {func(s *scene) { taint(s) }, "broken=yes:NoSchedule is not tolerated"},
+		"a taint without effect":               {func(s *scene) { taint(s).Taints[0].Effect = resourceapi.DeviceTaintEffectNone }, ""},
+		"other tolerations than the request's": {func(s *scene) { s.result(0, 0).Tolerations = []resourceapi.DeviceToleration{{Operator: "Exists"}} }, "tolerations are not those"},
 		"a toleration for another value": {func(s *scene) {
 			taint(s)
 			s.exactly(0, 0).Tolerations = []resourceapi.DeviceToleration{{Key: "broken", Operator: "Equal", Value: "no"}}
@@ -252,10 +258,17 @@ func TestEveryRuleIsChecked(t *testing.T) {
 			s.Slices[2].Spec.SharedCounters[0].Counters["slices"] = resourceapi.Counter{Value: resource.MustParse("5")}
 		}, "6.000 of counter gpu/slices"},
 		"counters are exceeded with what is held": {func(s *scene) { s.hold("parts", "part-2", nil, "") }, "9.000 of counter gpu/slices"},
-		"no compatibility group in common":        {func(s *scene) { s.Slices[1].Spec.Devices[0].ConsumesCounters[0].CompatibilityGroups = []string{"c"} }, "not compatible"},
-		"one has no compatibility group":          {func(s *scene) { s.Slices[1].Spec.Devices[0].ConsumesCounters[0].CompatibilityGroups = nil }, "not compatible"},
-		"a value that does not match":             {func(s *scene) { s.result(0, 1).Device = "gpu-2" }, "do not match"},
-		"an attribute that is missing":            {func(s *scene) { s.Slices[0].Spec.Devices[0].Attributes = nil }, "no attribute gpu.example.com/root"},
+		"counters were exceeded before, and a device gets one more share": {func(s *scene) {
+			s.Slices[3].Spec.Pool.ResourceSliceCount = 2
+			s.Slices[3].Spec.Devices[0].ConsumesCounters = s.Slices[1].Spec.Devices[0].ConsumesCounters
+			sets := s.slice("sets of shares", "shares", 2)
+			sets.AllNodes = ptr.To(true)
+			sets.SharedCounters = []resourceapi.CounterSet{{Name: "gpu", Counters: map[string]resourceapi.Counter{"slices": {Value: resource.MustParse("1")}}}}
+		}, ""},
+		"no compatibility group in common": {func(s *scene) { s.Slices[1].Spec.Devices[0].ConsumesCounters[0].CompatibilityGroups = []string{"c"} }, "not compatible"},
+		"one has no compatibility group":   {func(s *scene) { s.Slices[1].Spec.Devices[0].ConsumesCounters[0].CompatibilityGroups = nil }, "not compatible"},
+		"a value that does not match":      {func(s *scene) { s.result(0, 1).Device = "gpu-2" }, "do not match"},
+		"an attribute that is missing":     {func(s *scene) { s.Slices[0].Spec.Devices[0].Attributes = nil }, "no attribute gpu.example.com/root"},
 		"values that are not distinct": {func(s *scene) {
 			c := &s.claims[0].Spec.Devices.Constraints[0]
 			c.MatchAttribute, c.DistinctAttribute = nil, c.MatchAttribute

@@ -49,19 +49,16 @@ func (c *check) compatibilityGroups(grants []*grant) {
 	}
 	for _, p := range c.touched(grants) {
 		groups, held := make(map[string][][]string), make(map[string][][]string)
-		isTouched := make(map[string]bool)
 		for _, d := range c.inUse(p, grants) {
 			for _, consumption := range d.ConsumesCounters {
 				groups[consumption.CounterSet] = append(groups[consumption.CounterSet], consumption.CompatibilityGroups)
 				if c.isHeld(deviceID{p.id, d.Name}) {
 					held[consumption.CounterSet] = append(held[consumption.CounterSet], consumption.CompatibilityGroups)
-				} else {
-					isTouched[consumption.CounterSet] = true
 				}
 			}
 		}
 		for set, users := range groups {
-			if isTouched[set] && compatible(held[set]) && !compatible(users) {
+			if compatible(held[set]) && !compatible(users) {
 				c.violation("pool %v: devices that are not compatible would use counter set %s: %v", p.id, set, users)
 			}
 		}
