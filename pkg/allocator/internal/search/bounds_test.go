@@ -9,6 +9,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator/internal/packing"
 )
@@ -88,6 +89,28 @@ func partsOf(total, kinds, each int, wanted int64) *question {
 		q.claim.Requests = append(q.claim.Requests, exactly(fmt.Sprintf("kind-%d", k), wanted, fmt.Sprintf(`device.attributes["a.example.com"].kind == %d`, k)))
 	}
 	return q
+}
+
+// Each of three requests for two devices gets a share of the one that is shared, so it needs one more.
+func TestSharesAndWholeDevices(t *testing.T) {
+	for whole, want := range map[int]bool{3: true, 2: false} {
+		t.Run(fmt.Sprintf("%d more", whole), func(t *testing.T) {
+			q := &question{devices: devices(1+whole, nil)}
+			q.devices[0].AllowMultipleAllocations = ptr.To(true)
+			q.claim.Requests = []resourceapi.DeviceRequest{exactly("one", 2), exactly("two", 2), exactly("three", 2)}
+			s := q.thorough(t)
+			requests, ok := s.pruning.openRequests(-1, 0, 0)
+			if !ok {
+				t.Fatal("too few devices for a request")
+			}
+			if got := s.pruning.matchable(requests); got != want {
+				t.Errorf("matchable: %t, want %t", got, want)
+			}
+			if got := q.fits(t); got != want {
+				t.Errorf("fits: %t, want %t", got, want)
+			}
+		})
+	}
 }
 
 // Counters suffice if they do for the cheapest alternatives that have devices at all.
