@@ -186,7 +186,7 @@ agent-rest: ## Random histories of a node: at rest a new agent changes nothing, 
 	$(GO) test -count=1 -timeout 0 -run 'TestWhatIsPublishedAtRest$$' ./pkg/agent/driver $(PUBLISHED_REST)
 
 .PHONY: agent-rest-ci
-agent-rest-ci: ## 2,000 of these histories, and 500 of a node that shares its GPUs with another device plugin (~6 min)
+agent-rest-ci: ## 2,000 of these histories, and 500 of a node that shares its GPUs with another device plugin (~4 min)
 	@$(MAKE) agent-rest AGENT_REST='-histories 2000' PUBLISHED_REST='-histories 50'
 	$(GO) test -count=1 -timeout 30m -run 'TestNoGPUIsHandedOutTwice$$' ./pkg/agent/driver -interleavings 500
 
