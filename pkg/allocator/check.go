@@ -39,7 +39,7 @@ func decide(in *Input, keep bool) Result {
 			return known
 		}
 	}
-	if counted {
+	if counted { // and does not fit
 		return seen.remember(in, Result{Failure: newFailure(in, seen.devices, nil)})
 	}
 	s := search.New(in.search(), seen.devices, in.stateOf)

@@ -73,8 +73,8 @@ func (a *Answer) Share(fits bool, chosen []int, err error) {
 // Settle lets those go on that wait. Nothing may be shared after it.
 func (a *Answer) Settle() { close(a.settled) }
 
-// Await returns true when the answer is settled and true for other nodes with the same look in the attempt, and false if it is not or
-// the attempt cannot wait for that. It waits for itself only: who judges the node beside the attempt that searches may have less time.
+// Await waits for the answer, and tells whether the attempt may use it for another node with the same look: it is settled, and is neither
+// private nor the error of another attempt. An attempt waits for itself only: who judges the node beside it may have less time.
 func (a *Answer) Await(ctx context.Context, attempt any) bool {
 	if a.attempt == attempt {
 		select {

@@ -181,7 +181,7 @@ func (s *State) LacksRoom(match *inventory.PoolMatch, i int) bool {
 	return s.IsShared(i) && !counters.Covers(s.room[i], match.Takes(i))
 }
 
-// DropCrowded takes those devices out of the set, which match, that lack room, and counts them.
+// DropCrowded takes the devices that lack room out of the set, all of whose devices match, and counts them.
 func (s *State) DropCrowded(p *inventory.NodePool, match *inventory.PoolMatch, set bitset.Set) (n int) {
 	if s.room == nil {
 		return 0

@@ -134,8 +134,8 @@ func (b *bounds) countersSuffice(requests []open) bool {
 	return true
 }
 
-// leastFor is the least that the request needs, by the names: of says it for each alternative, and whether that counts. It is
-// true until the next call.
+// leastFor is the least that the request needs of each counter, or of each capacity: of says what an alternative needs, and whether it has
+// devices at all. If one needs nothing, so does the request. The list is true until the next call.
 func (b *bounds) leastFor(o *open, of func(*compiled.Alternative) ([]named, bool)) []named {
 	if len(o.request.Alternatives) == 1 {
 		least, _ := of(o.request.Alternatives[0])
