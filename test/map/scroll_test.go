@@ -17,7 +17,7 @@ import (
 	"stowage.dev/stowage/pkg/snapshot/snapshottest"
 )
 
-// timesCopy is how much more than the reference a step of scrolling may cost the page's main thread. It is 1.1 to 1.3; if each step drew all
+// timesCopy is how much more than the reference a step of scrolling may cost the page's main thread. It is 1.1 to 1.4; if each step drew all
 // rows of the window anew, it would be 5 to 10.
 const timesCopy = 2.0
 
