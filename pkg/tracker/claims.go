@@ -27,10 +27,11 @@ type claims struct {
 	observed string
 }
 
-func newClaims() claims {
+// newClaims has room for so many claims.
+func newClaims(n int) claims {
 	return claims{
-		byName:  map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		byUID:   map[types.UID]*resourceapi.ResourceClaim{},
+		byName:  make(map[types.NamespacedName]*resourceapi.ResourceClaim, n),
+		byUID:   make(map[types.UID]*resourceapi.ResourceClaim, n),
 		byOwner: map[types.UID]sets.Set[types.UID]{},
 	}
 }

@@ -144,6 +144,10 @@ func (t *Tracker) observeList(objs []any, version string) error {
 		t.remove(known)
 	}
 	t.standings = t.standings.list(listed, t.claims.observed, version)
+	if len(t.claims.byName) == 0 {
+		t.claims = newClaims(len(listed))
+	}
+	t.events.makeRoom(len(listed))
 	for _, claim := range listed {
 		t.put(claim)
 	}
@@ -158,7 +162,7 @@ func (t *Tracker) observeList(objs []any, version string) error {
 		close(t.synced)
 	}
 	t.logger.V(2).Info("ResourceClaims listed", "resourceVersion", version, "claims", len(listed), "keptNewer", kept,
-		"heldDevices", t.index.View().Len())
+		"heldDevices", t.index.Len())
 	return nil
 }
 

@@ -52,7 +52,7 @@ func New(logger klog.Logger, options ...Option) *Tracker {
 	t := &Tracker{
 		logger:    klog.LoggerWithName(logger, "tracker"),
 		synced:    make(chan struct{}),
-		claims:    newClaims(),
+		claims:    newClaims(0),
 		inFlight:  map[types.UID]*inFlight{},
 		index:     usage.NewIndex(),
 		standings: standings{},
@@ -174,6 +174,6 @@ func (t *Tracker) refold(claim usage.ClaimRef) []usage.DeviceID {
 		t.judge.Taken(allocated)
 		t.judge.Taken(inFlight)
 	}
-	heldDevices.Set(float64(t.index.View().Len()))
+	heldDevices.Set(float64(t.index.Len()))
 	return freed
 }

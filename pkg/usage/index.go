@@ -19,20 +19,50 @@ import (
 // device is free exactly when the last of its holders has gone, and no order of
 // calls can leave a hold behind.
 //
-// An Index is not safe for concurrent use; the views taken from it are.
+// An Index is not safe for concurrent use, not even its method View; the views taken from it are.
 type Index struct {
-	view  View
-	holds map[types.UID][]hold // by claim: its holds in the view, in the order of hold.compare
+	// view is the present one, but for the devices of pools that have changed since View was called.
+	view    View
+	changed map[PoolID]*immutable.SortedMap[string, *Device]
+	holds   map[types.UID][]hold // by claim: its holds, in the order of hold.compare
 }
 
 // NewIndex returns an index in which nothing is held.
 func NewIndex() *Index {
-	return &Index{holds: map[types.UID][]hold{}}
+	return &Index{changed: map[PoolID]*immutable.SortedMap[string, *Device]{}, holds: map[types.UID][]hold{}}
 }
 
-// View returns the present usage in constant time. Later changes of the index do
-// not show in it.
-func (x *Index) View() View { return x.view }
+// View returns the present usage. Later changes of the index do not show in it.
+// The cost grows with the number of pools that have changed since the last call:
+// many changes, as of a list of all claims, are put into the view together.
+func (x *Index) View() View {
+	if len(x.changed) == 0 {
+		return x.view
+	}
+	for id, devices := range x.changed {
+		if devices.Len() == 0 {
+			x.view.pools = x.view.pools.Delete(id)
+		} else {
+			x.view.pools = x.view.pools.Set(id, &Pool{devices: devices})
+		}
+	}
+	x.changed = map[PoolID]*immutable.SortedMap[string, *Device]{} // to clear one that was large takes long each time
+	return x.view
+}
+
+// Len returns the number of devices that are held.
+func (x *Index) Len() int { return x.view.devices }
+
+// devicesOf returns what is held in a pool.
+func (x *Index) devicesOf(id PoolID) *immutable.SortedMap[string, *Device] {
+	if devices := x.changed[id]; devices != nil {
+		return devices
+	}
+	if pool := x.view.Pool(id); pool != nil {
+		return pool.devices
+	}
+	return noDevices
+}
 
 // Set says what a claim holds from now on: the devices of its allocation as the
 // API has it, and those of an allocation in flight; either or both may be nil.
@@ -70,10 +100,7 @@ func (x *Index) Set(claim ClaimRef, allocated, inFlight *resourceapi.AllocationR
 
 // setPool replaces what a claim holds in one pool.
 func (x *Index) setPool(claim types.UID, id PoolID, before, after []hold) (released []DeviceID) {
-	devices := noDevices
-	if pool := x.view.Pool(id); pool != nil {
-		devices = pool.devices
-	}
+	devices := x.devicesOf(id)
 	held := devices.Len()
 
 	for len(before) > 0 || len(after) > 0 {
@@ -94,11 +121,7 @@ func (x *Index) setPool(claim types.UID, id PoolID, before, after []hold) (relea
 	}
 
 	x.view.devices += devices.Len() - held
-	if devices.Len() == 0 {
-		x.view.pools = x.view.pools.Delete(id)
-	} else {
-		x.view.pools = x.view.pools.Set(id, &Pool{devices: devices})
-	}
+	x.changed[id] = devices
 	return released
 }
 

@@ -294,13 +294,15 @@ func TestIndexIsTheFoldOfItsClaims(t *testing.T) {
 
 		t.Repeat(map[string]func(*rapid.T){
 			"set": func(t *rapid.T) {
-				name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}).Draw(t, "claim")
-				next := state{allocations.Draw(t, "allocated"), allocations.Draw(t, "inFlight")}
-				if rapid.Bool().Draw(t, "written") {
-					next.allocated = next.inFlight
+				for range rapid.IntRange(1, 5).Draw(t, "changes between two views") {
+					name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}).Draw(t, "claim")
+					next := state{allocations.Draw(t, "allocated"), allocations.Draw(t, "inFlight")}
+					if rapid.Bool().Draw(t, "written") {
+						next.allocated = next.inFlight
+					}
+					claims[name] = next
+					x.Set(ref(name), next.allocated, next.inFlight)
 				}
-				claims[name] = next
-				x.Set(ref(name), next.allocated, next.inFlight)
 			},
 			"": func(t *rapid.T) {
 				want := map[DeviceID][]string{}
@@ -325,6 +327,9 @@ func TestIndexIsTheFoldOfItsClaims(t *testing.T) {
 							want[DeviceOf(&r)] = append(want[DeviceOf(&r)], describe(h))
 						}
 					}
+				}
+				if got := x.Len(); got != len(want) {
+					t.Fatalf("Len() = %d before the view is taken, want %d", got, len(want))
 				}
 				for _, holders := range want {
 					slices.Sort(holders)
