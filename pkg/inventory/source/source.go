@@ -43,7 +43,7 @@ type Event struct {
 type Source struct {
 	store    *inventory.Store
 	tracker  *tracker.Tracker
-	synced   []cache.InformerSynced
+	synced   []cache.DoneChecker
 	done     chan struct{}
 	mu       sync.RWMutex
 	listener []func(Event)
@@ -88,7 +88,7 @@ func New(ctx context.Context, client kubernetes.Interface, resources resourceinf
 		s.tracker.Stop()
 		return nil, fmt.Errorf("watch DeviceClasses: %w", err)
 	}
-	s.synced = []cache.InformerSynced{s.tracker.HasSynced, sliceHandler.HasSynced, classHandler.HasSynced}
+	s.synced = []cache.DoneChecker{s.tracker.HasSyncedChecker(), sliceHandler.HasSyncedChecker(), classHandler.HasSyncedChecker()}
 
 	go func() {
 		defer close(s.done)
@@ -103,7 +103,7 @@ func New(ctx context.Context, client kubernetes.Interface, resources resourceinf
 
 // WaitForSync blocks until the store has all objects that existed when the informers started, or ctx ends.
 func (s *Source) WaitForSync(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
+	if !cache.WaitFor(ctx, "", s.synced...) {
 		return fmt.Errorf("waiting for ResourceSlices, DeviceTaintRules and DeviceClasses: %w",
 			context.Cause(ctx))
 	}
@@ -112,12 +112,7 @@ func (s *Source) WaitForSync(ctx context.Context) error {
 
 // HasSynced tells whether WaitForSync would return at once.
 func (s *Source) HasSynced() bool {
-	for _, synced := range s.synced {
-		if !synced() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(s.synced, func(c cache.DoneChecker) bool { return !cache.IsDone(c) })
 }
 
 // Done is closed once the context given to New has ended and everything that it started has stopped.
