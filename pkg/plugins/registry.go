@@ -27,20 +27,32 @@ type Set struct {
 }
 
 // Option is what is unusual about a set.
-type Option func(*deviceclaims.Limits)
+type Option func(*settings)
+
+type settings struct {
+	limits  deviceclaims.Limits
+	reading deviceclaims.Reading
+}
 
 // WithLimits gives the plugins more time for what they may leave half done, or less.
 func WithLimits(limits deviceclaims.Limits) Option {
-	return func(l *deviceclaims.Limits) { *l = limits }
+	return func(s *settings) { s.limits = limits }
+}
+
+// WithReading has the plugins read the cluster in another way.
+func WithReading(reading deviceclaims.Reading) Option {
+	return func(s *settings) { s.reading = reading }
 }
 
 // NewSet returns the plugins for one scheduler.
 func NewSet(options ...Option) *Set {
-	var limits deviceclaims.Limits
+	var s settings
 	for _, option := range options {
-		option(&limits)
+		option(&s)
 	}
-	return &Set{shared: deviceclaims.NewShared(limits)}
+	shared := deviceclaims.NewShared(s.limits)
+	shared.Reading = s.reading
+	return &Set{shared: shared}
 }
 
 // NewRegistry is the registry of a new set, for a scheduler that is not adopted: a test's or a benchmark's.

@@ -98,7 +98,7 @@ func newClient(objects *snapshot.Objects) (kubernetes.Interface, *writes, error)
 		}
 		return false, nil, nil
 	})
-	return direct{client, objects.ResourceClaims}, w, nil
+	return client, w, nil
 }
 
 // listOf is a list of the namespace's objects, of all without one. They share what they point to with the originals.

@@ -100,7 +100,9 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 	c.snapshot = internalcache.NewEmptySnapshot()
 	registry := frameworkplugins.NewInTreeRegistry()
 	registry[defaultpreemption.Name] = preemptsInOrder(c.random)
-	ours := plugins.NewSet(plugins.WithLimits(unhurried)).Registry()
+	ours := plugins.NewSet(plugins.WithLimits(unhurried), plugins.WithReading(deviceclaims.Reading{
+		Claims: listWatch(client, objects.ResourceClaims), NoTaintRules: len(objects.DeviceTaintRules) == 0,
+	})).Registry()
 	makePlugin := ours[deviceclaims.Name]
 	ours[deviceclaims.Name] = func(ctx context.Context, args runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 		made, err := makePlugin(ctx, args, handle)

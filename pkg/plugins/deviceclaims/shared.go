@@ -37,6 +37,8 @@ import (
 // Shared is what all profiles of one scheduler have in common: one tracker, one inventory, one set of
 // waiting pods. The first plugin created with it starts it.
 type Shared struct {
+	// Reading may be set before the first plugin is created.
+	Reading Reading
 	life
 	bounds
 	leader leader
@@ -51,6 +53,15 @@ type Shared struct {
 	common *contention.Common
 	// gated are the pods that PreEnqueue keeps back.
 	gated *gate.Pods
+}
+
+// Reading is what is unusual about how a scheduler reads the cluster: a simulation has all objects in memory.
+type Reading struct {
+	// Claims lists and watches ResourceClaims. Nil is the scheduler's client.
+	Claims cache.ListerWatcher
+	// NoTaintRules says that the cluster has no DeviceTaintRules and gets none. The index of devices that they need is a large part of
+	// what is made of the slices at the start.
+	NoTaintRules bool
 }
 
 // bounds are those of the time that things may take.
@@ -106,7 +117,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	s.factory = handle.SharedInformerFactory()
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	var err error
-	if s.account, err = account.New(s.ctx, handle.ClientSet(), s.factory); err != nil {
+	if s.account, err = account.New(s.ctx, handle.ClientSet(), s.factory, !s.Reading.NoTaintRules); err != nil {
 		s.cancel()
 		return err
 	}
@@ -145,7 +156,11 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	s.account.Tracker.Subscribe(func(event tracker.Event) { s.memory.Leaving.OnClaimEvent(klog.FromContext(ctx), event) })
 	s.account.Source.AddListener(s.waiting.OnInventoryEvent)
 	s.account.Source.AddListener(s.common.Nominations.OnInventoryEvent)
-	s.wg.Go(func() { s.account.Run(s.ctx, handle.ClientSet()) })
+	claims := s.Reading.Claims
+	if claims == nil {
+		claims = tracker.NewListWatch(handle.ClientSet())
+	}
+	s.wg.Go(func() { s.account.Run(s.ctx, claims) })
 	s.wg.Go(func() { s.waiting.Run(s.ctx) })
 	return nil
 }

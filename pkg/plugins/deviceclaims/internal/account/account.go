@@ -13,6 +13,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/features"
@@ -35,8 +36,8 @@ type Account struct {
 }
 
 // New returns an account that is kept until ctx ends. It knows nothing before [Account.Run] and before the factory is started, so who
-// subscribes before that misses no change.
-func New(ctx context.Context, client kubernetes.Interface, factory informers.SharedInformerFactory) (*Account, error) {
+// subscribes before that misses no change. Without taintRules it does not look at DeviceTaintRules.
+func New(ctx context.Context, client kubernetes.Interface, factory informers.SharedInformerFactory, taintRules bool) (*Account, error) {
 	enabled := func(gate featuregate.Feature) bool { return utilfeature.DefaultFeatureGate.Enabled(gate) }
 	a := &Account{Store: inventory.NewStore(inventory.Options{OwnTaint: ownership.TaintKey, Features: inventory.Features{
 		PartitionableDevices:    enabled(features.DRAPartitionableDevices),
@@ -51,7 +52,7 @@ func New(ctx context.Context, client kubernetes.Interface, factory informers.Sha
 	a.Tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(a.Store.View)))
 	var err error
 	a.Source, err = source.New(ctx, client, sharedSliceIndex{factory.Resource().V1()}, a.Store, source.Options{
-		DeviceTaintRules:   enabled(features.DRADeviceTaintRules),
+		DeviceTaintRules:   taintRules && enabled(features.DRADeviceTaintRules),
 		ConsumableCapacity: enabled(features.DRAConsumableCapacity),
 	})
 	if err != nil {
@@ -60,9 +61,9 @@ func New(ctx context.Context, client kubernetes.Interface, factory informers.Sha
 	return a, nil
 }
 
-// Run keeps the account until ctx, which is that of New, ends and all has stopped.
-func (a *Account) Run(ctx context.Context, client kubernetes.Interface) {
-	a.Tracker.Run(ctx, tracker.NewListWatch(client))
+// Run keeps the account until ctx, which is that of New, ends and all has stopped. It lists and watches ResourceClaims with claims.
+func (a *Account) Run(ctx context.Context, claims cache.ListerWatcher) {
+	a.Tracker.Run(ctx, claims)
 	<-a.Source.Done()
 }
 
