@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -348,7 +347,8 @@ func processorTime(b *testing.B) time.Duration {
 
 // BenchmarkLargeCluster is on 5,000 nodes of 8 GPUs, nearly all held, from the file to the printed answer.
 func BenchmarkLargeCluster(b *testing.B) {
-	defer debug.SetGCPercent(debug.SetGCPercent(collectAt))
+	collectLate()
+	defer collectInTime()
 	c := snapshottest.Full(5000)
 	c.Pod("team-0", "four", 4, 0)
 	file := write(b, c)

@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -150,7 +149,7 @@ func certificateOf(o *mapOptions) (func(*tls.ClientHelloInfo) (*tls.Certificate,
 
 // serveMap serves the map until ctx ends.
 func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
-	debug.SetGCPercent(100) // it goes on for hours
+	collectInTime()
 	listener, err := listenFor(o)
 	if err != nil {
 		return err

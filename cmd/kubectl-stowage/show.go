@@ -23,6 +23,7 @@ func (c *cli) show(ctx context.Context, view func(*snapshot.Snapshot) (*table, s
 		t, note, object := view(s)
 		return c.print(t, note, object)
 	}
+	collectInTime()
 	client, err := c.client()
 	if err != nil {
 		return err
