@@ -27,11 +27,10 @@ type claims struct {
 	observed string
 }
 
-// newClaims has room for so many claims.
-func newClaims(n int) claims {
+func newClaims() claims {
 	return claims{
-		byName:  make(map[types.NamespacedName]*resourceapi.ResourceClaim, n),
-		byUID:   make(map[types.UID]*resourceapi.ResourceClaim, n),
+		byName:  map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		byUID:   map[types.UID]*resourceapi.ResourceClaim{},
 		byOwner: map[types.UID]sets.Set[types.UID]{},
 	}
 }

@@ -5,7 +5,6 @@ package tracker
 
 import (
 	"context"
-	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -69,13 +68,6 @@ func (t *Tracker) Subscribe(fn func(Event)) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	t.events.subscribers = append(t.events.subscribers, fn)
-}
-
-// makeRoom is for so many events that follow.
-func (q *eventQueue) makeRoom(n int) {
-	if len(q.subscribers) > 0 && !q.closed {
-		q.pending = slices.Grow(q.pending, n)
-	}
 }
 
 // changed counts a change of layer 1 or 2 and queues its event.

@@ -4,10 +4,9 @@
 package tracker
 
 import (
-	"slices"
-
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -31,8 +30,7 @@ func (t *Tracker) Holding(ref usage.ClaimRef) Holding {
 	h := Holding{Claim: t.claims.byUID[ref.UID]}
 	if pending := t.inFlight[ref.UID]; pending != nil {
 		h.InFlight, h.Group = pending.allocation, pending.group
-		h.Owners = pending.owners.UnsortedList()
-		slices.Sort(h.Owners)
+		h.Owners = sets.List(pending.owners)
 	}
 	return h
 }

@@ -144,10 +144,7 @@ func (t *Tracker) observeList(objs []any, version string) error {
 		t.remove(known)
 	}
 	t.standings = t.standings.list(listed, t.claims.observed, version)
-	if len(t.claims.byName) == 0 {
-		t.claims = newClaims(len(listed))
-	}
-	t.events.makeRoom(len(listed))
+	t.events.pending = slices.Grow(t.events.pending, len(listed)) // at the start each claim is an event
 	for _, claim := range listed {
 		t.put(claim)
 	}

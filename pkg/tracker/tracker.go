@@ -52,7 +52,7 @@ func New(logger klog.Logger, options ...Option) *Tracker {
 	t := &Tracker{
 		logger:    klog.LoggerWithName(logger, "tracker"),
 		synced:    make(chan struct{}),
-		claims:    newClaims(0),
+		claims:    newClaims(),
 		inFlight:  map[types.UID]*inFlight{},
 		index:     usage.NewIndex(),
 		standings: standings{},
