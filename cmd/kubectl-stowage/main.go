@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -45,6 +46,7 @@ func collectLate() {
 }
 
 func collectInTime() {
+	runtime.KeepAlive(headroom)
 	headroom = nil
 	debug.SetGCPercent(100)
 }

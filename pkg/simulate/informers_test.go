@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
 
 	"stowage.dev/stowage/pkg/snapshot/snapshottest"
 )
@@ -32,7 +33,7 @@ func TestInformersHaveTheObjects(t *testing.T) {
 	same(t, "nodes", c.Nodes, nodes.List)
 	same(t, "slices", c.ResourceSlices, devices.List)
 
-	listed, err := listWatch(client, c.ResourceClaims).List(metav1.ListOptions{})
+	listed, err := cache.ToListerWithContext(listWatch(client, c.ResourceClaims)).ListWithContext(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
