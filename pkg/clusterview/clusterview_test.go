@@ -113,6 +113,39 @@ func TestWhatIsOnNoNode(t *testing.T) {
 	}
 }
 
+// Machines have the same addresses on their buses: devices of two nodes in one pool are two GPUs, and so are devices of a network.
+func TestEqualAddressesOfTwoMachines(t *testing.T) {
+	for name, tc := range map[string]struct {
+		nodes []string
+		uuids bool
+		want  int
+	}{
+		"of two nodes":               {[]string{"worker-0", "worker-1"}, true, 2},
+		"of two nodes, without UUID": {[]string{"worker-0", "worker-1"}, false, 2},
+		"of the network":             {[]string{"", ""}, true, 2},
+		"network, without UUID":      {[]string{"", ""}, false, 2},
+		"of one node, without UUID":  {[]string{"worker-0", "worker-0"}, false, 1},
+	} {
+		c := snapshottest.New(2, 2)
+		c.ResourceSlices = c.ResourceSlices[:1]
+		spec := &c.ResourceSlices[0].Spec
+		spec.NodeName, spec.PerDeviceNodeSelection, spec.Pool.Name = nil, ptr.To(true), "rack"
+		for i, node := range tc.nodes {
+			d := &spec.Devices[i]
+			if d.NodeName = &node; node == "" {
+				d.NodeName, d.AllNodes = nil, ptr.To(true)
+			}
+			d.Attributes["resource.kubernetes.io/pciBusID"] = resourceapi.DeviceAttribute{StringValue: ptr.To("0000:01:00.0")}
+			if !tc.uuids {
+				delete(d.Attributes, "uuid")
+			}
+		}
+		if got := len(clusterview.GPUs(c.Snapshot())); got != tc.want {
+			t.Errorf("%s: %d GPUs, want %d", name, got, tc.want)
+		}
+	}
+}
+
 // A device of which nothing is reported is not ready.
 func TestReadiness(t *testing.T) {
 	c := snapshottest.New(1, 2)

@@ -109,7 +109,7 @@ func (g *GPU) count(d *Device, whole bool) {
 // CPUs and IMEX channels are not.
 func GPUs(s *snapshot.Snapshot) []*GPU {
 	var gpus []*GPU
-	type key struct{ driver, pool, part string }
+	type key struct{ node, driver, pool, part string }
 	by := map[key]*GPU{}
 	devices := Devices(s)
 	others := notGPUs(devices)
@@ -117,18 +117,21 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 		if others[d.Driver] || isOther(d) {
 			continue
 		}
-		k := key{d.Driver, d.Pool, cmp.Or(d.Text("parentUUID"), d.Text("uuid"), d.Text("resource.kubernetes.io/pciBusID"), d.ID.Device)}
+		uuid, bus := cmp.Or(d.Text("parentUUID"), d.Text("uuid")), d.busOnNode()
+		k := key{d.Node, d.Driver, d.Pool, cmp.Or(uuid, bus, d.ID.Device)}
 		g := by[k]
-		if bus := d.Text("resource.kubernetes.io/pciBusID"); g == nil && bus != "" { // for virtual machines it has no UUID
-			g = by[key{d.Driver, d.Pool, bus}]
+		if g == nil && bus != "" { // for virtual machines it has no UUID
+			if g = by[key{d.Node, d.Driver, d.Pool, bus}]; g != nil && uuid != "" && g.Place.UUID != "" {
+				g = nil
+			}
 		}
 		if g == nil {
 			g = &GPU{Node: d.Node, Driver: d.Driver, Pool: d.Pool, Device: wholeName(d), State: Free}
 			gpus = append(gpus, g)
 		}
 		by[k] = g
-		if bus := d.Text("resource.kubernetes.io/pciBusID"); bus != "" {
-			by[key{d.Driver, d.Pool, bus}] = g
+		if bus != "" {
+			by[key{d.Node, d.Driver, d.Pool, bus}] = g
 		}
 		g.add(d)
 	}
@@ -184,6 +187,14 @@ func wholeName(d *Device) string {
 		}
 	}
 	return d.ID.Device
+}
+
+// busOnNode tells devices of one machine apart: others have the same addresses on their buses.
+func (d *Device) busOnNode() string {
+	if d.Node == Network {
+		return ""
+	}
+	return d.Text("resource.kubernetes.io/pciBusID")
 }
 
 func (d *Device) isPartition() bool { return d.Text("parentUUID") != "" }
