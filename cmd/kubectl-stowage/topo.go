@@ -74,7 +74,7 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 				t.add(append(row, or(numa), text(g.Device), cell{text: string(g.State), style: stateStyles[g.State]},
 					or(strings.Join(holders, " ")))...)
 			}
-			note := "No GPU is free."
+			note := "No whole GPU is free."
 			if len(topo.Groups) > 0 {
 				var groups []string
 				for i := range topo.Groups {

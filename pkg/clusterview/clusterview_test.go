@@ -172,6 +172,10 @@ func TestFreeGroups(t *testing.T) {
 			[]*clusterview.GPU{place("a", 0), place("a", 0), place("b", 0), place("c", 1)},
 			[]clusterview.Group{{"n", 2, clusterview.NVLink}, {"n", 3, clusterview.SameNUMA}, {"n", 4, clusterview.System}},
 		},
+		"bridges across NUMA nodes": {
+			[]*clusterview.GPU{place("a", 0), place("b", 0), place("a", 1), place("b", 1)},
+			[]clusterview.Group{{"n", 2, clusterview.NVLink}, {"n", 4, clusterview.System}},
+		},
 		"all are linked": {[]*clusterview.GPU{place("a", 0), place("a", 1)}, []clusterview.Group{{"n", 2, clusterview.NVLink}}},
 	} {
 		if diff := cmp.Diff(tc.want, clusterview.FreeGroups(tc.gpus)); diff != "" {
@@ -218,6 +222,27 @@ func TestTaintsOfPartitions(t *testing.T) {
 		}
 		if diff := cmp.Diff(tc.taints, gpus[0].Taints); diff != "" {
 			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// A GPU that offers partitions alone is free, and in no group of whole GPUs that are.
+func TestPartitionsAreNoWholeGPU(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		c := snapshottest.New(1, 1)
+		spec := &c.ResourceSlices[0].Spec
+		part := *spec.Devices[0].DeepCopy()
+		part.Name = "gpu-0-mig-1"
+		for name, value := range map[resourceapi.QualifiedName]string{"type": "mig", "parentUUID": "GPU-0-0", "uuid": "MIG-1", "profile": "7g.80gb"} {
+			part.Attributes[name] = resourceapi.DeviceAttribute{StringValue: &value}
+		}
+		if spec.Devices = append(spec.Devices, part); !whole {
+			spec.Devices = spec.Devices[1:]
+		}
+		gpus := clusterview.GPUs(c.Snapshot())
+		sizes, group := clusterview.Sizes(gpus), clusterview.Total(gpus).LargestFree
+		if len(gpus) != 1 || gpus[0].State != clusterview.Free || (sizes[0].Fit > 0) != whole || sizes[0].Fit != sizes[0].Ideal || (group != nil) != whole {
+			t.Errorf("whole %v: %d GPUs, state %s, %+v, %+v", whole, len(gpus), gpus[0].State, sizes[0], group)
 		}
 	}
 }

@@ -90,6 +90,9 @@ func (g *GPU) Layout() string {
 // Refuses tells whether taints keep new claims off the GPU: off the whole of it, or, where that is not published, off all its partitions.
 func (g *GPU) Refuses() bool { return g.offer.offered > 0 && g.offer.refused == g.offer.offered }
 
+// isWholeFree tells whether a claim can have all of it: of a GPU that offers partitions alone, none can.
+func (g *GPU) isWholeFree() bool { return g.State == Free && (g.offer.whole || len(g.Partitions) == 0) }
+
 // count takes a published device into the numbers.
 func (g *GPU) count(d *Device, whole bool) {
 	o := &g.offer
