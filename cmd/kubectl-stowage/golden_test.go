@@ -74,6 +74,20 @@ func write(t testing.TB, c *snapshottest.Cluster) string {
 	return name
 }
 
+// What frag leaves out because of its node, it names.
+func TestFragNamesNodesThatTakeNoPods(t *testing.T) {
+	c := snapshottest.New(2, 1)
+	c.Nodes[1].Spec.Unschedulable = true
+	var out bytes.Buffer
+	if got := run(t.Context(), []string{"frag", "--snapshot", write(t, c)}, genericiooptions.IOStreams{Out: &out, ErrOut: &out}); got != 0 {
+		t.Fatal(out.String())
+	}
+	if want := "Left out, because they are cordoned, not ready or gone: worker-1."; !strings.Contains(out.String(), want) ||
+		strings.Contains(out.String(), "worker-0, worker-1") {
+		t.Errorf("%s\nwant %s", &out, want)
+	}
+}
+
 // Every output is what its golden file has: elsewhere than on a terminal, and on terminals of two widths, with colors.
 func TestOutputs(t *testing.T) {
 	file := example(t)

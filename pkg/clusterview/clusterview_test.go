@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -243,6 +244,41 @@ func TestPartitionsAreNoWholeGPU(t *testing.T) {
 		sizes, group := clusterview.Sizes(gpus), clusterview.Total(gpus).LargestFree
 		if len(gpus) != 1 || gpus[0].State != clusterview.Free || (sizes[0].Fit > 0) != whole || sizes[0].Fit != sizes[0].Ideal || (group != nil) != whole {
 			t.Errorf("whole %v: %d GPUs, state %s, %+v, %+v", whole, len(gpus), gpus[0].State, sizes[0], group)
+		}
+	}
+}
+
+// A node that takes no pods has no place for any size.
+func TestNodesThatTakeNoPods(t *testing.T) {
+	taint := func(key string, effect v1.TaintEffect) func(*snapshottest.Cluster) {
+		return func(c *snapshottest.Cluster) { c.Nodes[0].Spec.Taints = []v1.Taint{{Key: key, Effect: effect}} }
+	}
+	for name, tc := range map[string]struct {
+		change func(*snapshottest.Cluster)
+		closed bool
+	}{
+		"cordoned":       {func(c *snapshottest.Cluster) { c.Nodes[0].Spec.Unschedulable = true }, true},
+		"not ready":      {taint(v1.TaintNodeNotReady, v1.TaintEffectNoExecute), true},
+		"gone":           {func(c *snapshottest.Cluster) { c.Nodes = c.Nodes[1:] }, true},
+		"for GPUs alone": {taint("nvidia.com/gpu", v1.TaintEffectNoSchedule), false},
+		"no nodes known": {func(c *snapshottest.Cluster) { c.Nodes = nil }, false},
+	} {
+		c := snapshottest.New(2, 2)
+		c.Run("a", "one", 0, 1, 0)
+		tc.change(c)
+		gpus := clusterview.GPUs(c.Snapshot())
+		totals, sizes, want := clusterview.Total(gpus), clusterview.Sizes(gpus), []string{}
+		if tc.closed {
+			want = append(want, "worker-0")
+		}
+		if diff := cmp.Diff(want, append([]string{}, clusterview.Closed(gpus)...)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		if (totals.LargestFree.Node == "worker-1") != tc.closed || (sizes[1].Fit == 0) != tc.closed || (sizes[0].Ideal == 1) != tc.closed {
+			t.Errorf("%s: %+v, %+v, %+v", name, totals.LargestFree, sizes[0], sizes[1])
+		}
+		if totals.States[clusterview.Free] != 3 {
+			t.Errorf("%s: %v", name, totals.States)
 		}
 	}
 }

@@ -57,6 +57,8 @@ type GPU struct {
 	Place Place `json:"place"`
 
 	offer offer
+	// closed tells that its node takes no pods.
+	closed bool
 }
 
 // offer counts the devices of a GPU that can be allocated by themselves: the whole of it if that is published, else partitions; and
@@ -90,8 +92,10 @@ func (g *GPU) Layout() string {
 // Refuses tells whether taints keep new claims off the GPU: off the whole of it, or, where that is not published, off all its partitions.
 func (g *GPU) Refuses() bool { return g.offer.offered > 0 && g.offer.refused == g.offer.offered }
 
-// isWholeFree tells whether a claim can have all of it: of a GPU that offers partitions alone, none can.
-func (g *GPU) isWholeFree() bool { return g.State == Free && (g.offer.whole || len(g.Partitions) == 0) }
+// isWholeFree tells whether a pod can have all of it: of a GPU that offers partitions alone, or on a node that takes no pods, none can.
+func (g *GPU) isWholeFree() bool {
+	return g.State == Free && !g.closed && (g.offer.whole || len(g.Partitions) == 0)
+}
 
 // count takes a published device into the numbers.
 func (g *GPU) count(d *Device, whole bool) {
@@ -138,7 +142,9 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 		}
 		g.add(d)
 	}
+	closed := closedTo(s)
 	for _, g := range gpus {
+		g.closed = closed(g.Node)
 		g.joinTaints()
 		switch {
 		case g.State == Free && g.offer.incomplete:
