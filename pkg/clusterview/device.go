@@ -67,6 +67,8 @@ type Holder struct {
 	Profile string `json:"profile,omitempty"`
 	// Share is what it takes of a shared device, by capacity.
 	Share map[string]string `json:"share,omitempty"`
+	// Shared tells that it has a share, of which nothing may be counted.
+	Shared bool `json:"-"`
 	// Admin tells that it looks at the device and holds nothing (KEP-5018).
 	Admin bool `json:"admin,omitempty"`
 }
@@ -155,7 +157,10 @@ func addRules(s *snapshot.Snapshot, devices []*Device) {
 }
 
 func holderOf(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceRequestAllocationResult) Holder {
-	h := Holder{Namespace: claim.Namespace, Claim: claim.Name, Pods: PodsOf(claim), Admin: ptr.Deref(result.AdminAccess, false)}
+	h := Holder{
+		Namespace: claim.Namespace, Claim: claim.Name, Pods: PodsOf(claim),
+		Admin: ptr.Deref(result.AdminAccess, false), Shared: result.ShareID != nil,
+	}
 	for name, quantity := range result.ConsumedCapacity {
 		if amount.Check(quantity) != nil {
 			continue // 64 bits have only its end, and to write it may take for ever
