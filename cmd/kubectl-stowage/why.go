@@ -138,6 +138,8 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 		p.print(0, bold, "Pod %s has ended.", name)
 	case simulate.Running:
 		p.print(0, bold, "Pod %s runs on node %s.", name, why.Node)
+	case simulate.Deleting:
+		p.print(0, bold, "Pod %s has no node and is being deleted: it gets none.", name)
 	case simulate.Preparing:
 		p.print(0, bold, "Pod %s has node %s, and its containers are not running yet.", name, why.Node)
 	case simulate.Fits:
