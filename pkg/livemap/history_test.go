@@ -47,6 +47,25 @@ func (s state) apply(d *Diff) state {
 	return next
 }
 
+// A change of one of many GPUs of a node, or of a network, takes time by their number alone, not by its square.
+func TestAChangeAmongManyParts(t *testing.T) {
+	const many = 40_000
+	h := fromOne(Limits{Age: time.Hour, Bytes: 1 << 30})
+	parts := func(changed int) (v Value) {
+		for i := range many {
+			v = append(v, json.RawMessage(fmt.Sprintf(`{"device":"gpu-%06d","changed":%t}`, i, i == changed)))
+		}
+		return v
+	}
+	h.Commit(start, map[Key]Value{{Node, "*"}: parts(-1)})
+	last := parts(7)
+	began := time.Now()
+	h.Commit(start.Add(time.Second), map[Key]Value{{Node, "*"}: last})
+	if took := time.Since(began); took > 5*time.Second { // by its square some 15 s
+		t.Errorf("it took %v", took)
+	}
+}
+
 // Whatever has happened, each version that can be asked for is as it was, from wherever a browser comes; and what is older is forgotten.
 func TestHistoryTellsEachVersionAsItWas(t *testing.T) {
 	for seed := range uint64(20) {
