@@ -74,6 +74,27 @@ func write(t testing.TB, c *snapshottest.Cluster) string {
 	return name
 }
 
+// What a tenant writes neither commands the terminal nor changes the order of other text.
+func TestTextForTerminals(t *testing.T) {
+	for text, want := range map[string]string{
+		"\x1b[2Ja\u009b1m\x7f": "?[2Ja?1m?", "a\u202eb\u2066c\u200fd": "a?b?c?d", "a\u200bb\ufeffc\u2028d\U000e0041e": "a?b?c?d?e", "größer 8×": "größer 8×",
+	} {
+		if got := printable(text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+// A share of memory is told whether or not the driver names it with its domain.
+func TestHolderOfAShare(t *testing.T) {
+	for _, name := range []string{"memory", "gpu.example.com/memory"} {
+		h := clusterview.Holder{Namespace: "a", Pods: []string{"p"}, Share: map[string]string{name: "10Gi"}}
+		if got := describeHolder(&h, "gpu.example.com"); got != "a/p(10Gi)" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
 // What frag leaves out because of its node, it names.
 func TestFragNamesNodesThatTakeNoPods(t *testing.T) {
 	c := snapshottest.New(2, 1)

@@ -68,7 +68,7 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 				}
 				var holders []string
 				for k := range g.Holders {
-					holders = append(holders, describeHolder(&g.Holders[k]))
+					holders = append(holders, describeHolder(&g.Holders[k], g.Driver))
 				}
 				topo.Links = append(topo.Links, links)
 				t.add(append(row, or(numa), text(g.Device), cell{text: string(g.State), style: stateStyles[g.State]},

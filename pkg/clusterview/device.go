@@ -82,6 +82,11 @@ func (h *Holder) String() string {
 	return who
 }
 
+// Memory is its share of the memory of a device of a driver, which names the capacity with or without its domain. It is empty without one.
+func (h *Holder) Memory(driver string) string {
+	return cmp.Or(h.Share["memory"], h.Share[driver+"/memory"])
+}
+
 // Devices returns all devices of a snapshot, by node, driver, pool and name, of those slices of a pool that count, see
 // [inventory.Counting]. Allocated devices that are not published are there, too, without Object.
 func Devices(s *snapshot.Snapshot) []*Device {

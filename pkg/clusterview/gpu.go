@@ -256,7 +256,7 @@ func (g *GPU) add(d *Device) {
 			g.State = Partitioned
 		case shared:
 			g.State = Shared
-			if q, err := resource.ParseQuantity(cmp.Or(h.Share["memory"], h.Share[d.Driver+"/memory"], "0")); err == nil {
+			if q, err := resource.ParseQuantity(cmp.Or(h.Memory(d.Driver), "0")); err == nil {
 				*g.SharedMemoryBytes += min(bytesOf(q), math.MaxInt64-*g.SharedMemoryBytes)
 			}
 		default:
