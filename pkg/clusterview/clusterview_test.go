@@ -5,6 +5,7 @@ package clusterview_test
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -244,6 +245,60 @@ func TestPartitionsAreNoWholeGPU(t *testing.T) {
 		sizes, group := clusterview.Sizes(gpus), clusterview.Total(gpus).LargestFree
 		if len(gpus) != 1 || gpus[0].State != clusterview.Free || (sizes[0].Fit > 0) != whole || sizes[0].Fit != sizes[0].Ideal || (group != nil) != whole {
 			t.Errorf("whole %v: %d GPUs, state %s, %+v, %+v", whole, len(gpus), gpus[0].State, sizes[0], group)
+		}
+	}
+}
+
+// A driver may say by counters alone which devices exclude each other: what claims leave too little for is not free.
+func TestCountersOfOthers(t *testing.T) {
+	counters := func(n string) map[string]resourceapi.Counter {
+		return map[string]resourceapi.Counter{"cores": {Value: resource.MustParse(n)}, "none": {}}
+	}
+	for name, tc := range map[string]struct {
+		held []string
+		want string
+	}{
+		"none":                        {nil, "whole free, half-0 free, half-1 free"},
+		"a part":                      {[]string{"half-1"}, "whole partitioned a/half-1 of half-1, half-0 free, half-1 held a/half-1 of "},
+		"the whole":                   {[]string{"whole"}, "whole held a/whole of , half-0 held a/whole of whole, half-1 held a/whole of whole"},
+		"both parts":                  {[]string{"half-0", "half-1"}, "whole held a/half-0 of half-0 a/half-1 of half-1, half-0 held a/half-0 of , half-1 held a/half-1 of "},
+		"one looks on, and one holds": {[]string{"admin", "half-0"}, "whole partitioned a/admin of  a/half-0 of half-0, half-0 held a/half-0 of , half-1 free"},
+		"one looks on":                {[]string{"admin"}, "whole free a/admin of , half-0 free, half-1 free"},
+	} {
+		c := snapshottest.New(1, 0)
+		devices := c.ResourceSlices[0]
+		devices.Spec.Driver, devices.Spec.Pool.ResourceSliceCount = "npu.example.com", 2
+		for _, d := range [][2]string{{"whole", "8"}, {"half-0", "4"}, {"half-1", "4"}} {
+			devices.Spec.Devices = append(devices.Spec.Devices, resourceapi.Device{
+				Name: d[0], ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "npu", Counters: counters(d[1])}},
+			})
+		}
+		sets := devices.DeepCopy()
+		sets.Name, sets.UID, sets.Spec.Devices = "counters", "counters", nil
+		sets.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "npu", Counters: counters("8")}}
+		c.ResourceSlices = append(c.ResourceSlices, sets)
+		for _, device := range tc.held {
+			_, claim := c.Run("a", device, 0, 0, 0)
+			r := &claim.Status.Allocation.Devices.Results[0]
+			if r.Driver, r.Device = "npu.example.com", device; device == "admin" {
+				r.Device, r.AdminAccess = "whole", ptr.To(true)
+			}
+		}
+		var got []string
+		for _, device := range []string{"whole", "half-0", "half-1"} {
+			for _, g := range clusterview.GPUs(c.Snapshot()) {
+				if g.Device != device {
+					continue
+				}
+				text := device + " " + string(g.State)
+				for _, h := range g.Holders {
+					text += " " + h.Namespace + "/" + h.Claim + " of " + h.Device
+				}
+				got = append(got, text)
+			}
+		}
+		if diff := cmp.Diff(tc.want, strings.Join(got, ", ")); diff != "" {
+			t.Errorf("%s: %s", name, diff)
 		}
 	}
 }

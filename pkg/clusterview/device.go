@@ -42,6 +42,11 @@ type Device struct {
 	Holders []Holder
 	// Incomplete tells that not all slices of its pool are there: until they are, nobody gets its devices.
 	Incomplete bool
+	// Left is what is left of the counters that it consumes, if nobody holds it, and Overdrawn, if somebody does, tells that claims have more
+	// of them than there is. Beside are some of the claims that have other devices with the same counters.
+	Left      Left
+	Overdrawn bool
+	Beside    []Holder
 }
 
 // Taint is a device's taint.
@@ -100,6 +105,7 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		maps.Copy(whole, inventory.Counting(pool))
 	}
 	var devices []*Device
+	var counting []*resourceapi.ResourceSlice
 	byID := map[ID]*Device{}
 	for _, slice := range s.ResourceSlices {
 		spec := &slice.Spec
@@ -107,6 +113,7 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		if !counts {
 			continue
 		}
+		counting = append(counting, slice)
 		for i := range spec.Devices {
 			object := &spec.Devices[i]
 			d := &Device{ID: ID{spec.Driver, spec.Pool.Name, object.Name}, Object: object, Node: cmp.Or(ptr.Deref(spec.NodeName,
@@ -137,6 +144,7 @@ func Devices(s *snapshot.Snapshot) []*Device {
 			d.Holders = append(d.Holders, holderOf(claim, result))
 		}
 	}
+	countCounters(counting, byID)
 	slices.SortFunc(devices, func(a, b *Device) int {
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Pool, b.Pool),
 			strings.Compare(a.ID.Device, b.ID.Device))

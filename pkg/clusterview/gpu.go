@@ -62,11 +62,14 @@ type GPU struct {
 }
 
 // offer counts the devices of a GPU that can be allocated by themselves: the whole of it if that is published, else partitions; and
-// those of them that a taint keeps claims off.
+// those of them that a taint keeps claims off, or others leave too little of their counters for.
 type offer struct {
-	whole            bool
-	offered, refused int
-	incomplete       bool
+	whole                     bool
+	offered, refused, blocked int
+	incomplete                bool
+	// left is the most that is left for one, and beside are the claims that have the rest.
+	left   Left
+	beside []Holder
 }
 
 // Place is where a GPU is on its machine; what is not published is empty.
@@ -104,11 +107,26 @@ func (g *GPU) count(d *Device, whole bool) {
 	case d.Object == nil || !whole && o.whole:
 		return
 	case whole && !o.whole: // what partitions say does not matter any more
-		o.whole, o.offered, o.refused = true, 0, 0
+		o.whole, o.offered, o.refused, o.blocked, o.left, o.beside = true, 0, 0, 0, Enough, nil
 	}
 	o.offered++
 	if slices.ContainsFunc(d.Taints, func(t Taint) bool { return t.Effect != "None" }) {
 		o.refused++
+		o.blocked++
+	} else if d.Left != Enough {
+		o.blocked++
+		if o.left == Enough || d.Left < o.left {
+			o.left, o.beside = d.Left, d.Beside
+		}
+	}
+}
+
+// block gives a GPU that nobody holds the state of those whose counters it shares: a driver may publish no attribute that tells which
+// devices are partitions of which.
+func (g *GPU) block() {
+	g.State, g.Holders = Partitioned, append(g.Holders, g.offer.beside...)
+	if g.offer.left == Nothing {
+		g.State = Held
 	}
 }
 
@@ -151,6 +169,8 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 			g.State = Incomplete
 		case g.State == Free && g.Refuses():
 			g.State = Tainted
+		case g.State == Free && g.offer.left != Enough && g.offer.blocked == g.offer.offered:
+			g.block()
 		}
 	}
 	slices.SortStableFunc(gpus, Compare)

@@ -266,9 +266,30 @@ func (c *cluster) heldTwice() {
 			continue
 		}
 		if names := holdersOf(d); len(names) > 1 && slices.ContainsFunc(d.Holders, isWhole) {
-			c.find(Error, "device "+d.ID.String(), "Delete the pods of all but one of them; then look at the checks fence and other-schedulers.",
-				"%d claims hold it: %s", len(names), some(names))
+			c.find(Error, "device "+d.ID.String(), releaseOthers, "%d claims hold it: %s", len(names), some(names))
 		}
+	}
+	c.overdrawn()
+}
+
+const releaseOthers = "Delete the pods of all but one of them; then look at the checks fence and other-schedulers."
+
+// overdrawn finds devices that exclude each other, such as a GPU and a partition of it, and are both held.
+func (c *cluster) overdrawn() {
+	told := map[clusterview.ID]bool{}
+	for _, d := range c.devices {
+		if !d.Overdrawn || len(d.Beside) == 0 || told[d.ID] {
+			continue
+		}
+		var others []string
+		for i := range d.Beside {
+			id := d.ID
+			id.Device = d.Beside[i].Device
+			told[id] = true
+			others = append(others, d.Beside[i].Namespace+"/"+d.Beside[i].Claim+" ("+id.Device+")")
+		}
+		c.find(Error, "device "+d.ID.String(), releaseOthers, "%s has it, and others have what is not there beside it: %s",
+			some(holdersOf(d)), some(others))
 	}
 }
 

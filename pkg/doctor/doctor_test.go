@@ -319,6 +319,22 @@ var faults = map[string]struct {
 	"a node without a driver": {func(p *planted) {
 		p.Nodes[0].Status.Conditions[0] = v1.NodeCondition{Type: "GPUsReady", Status: v1.ConditionFalse, Reason: "NoGPUsFound", Message: "no libnvidia-ml.so.1"}
 	}, []string{"error node-condition node worker-0: NoGPUsFound: no libnvidia-ml.so.1"}},
+	"a GPU and a partition of it": {func(p *planted) {
+		spec := &p.ResourceSlices[1].Spec
+		counters := func(n string) map[string]resourceapi.Counter {
+			return map[string]resourceapi.Counter{"memory": {Value: resource.MustParse(n)}}
+		}
+		spec.Pool.ResourceSliceCount = 2
+		sets := p.ResourceSlices[1].DeepCopy()
+		sets.Name, sets.UID, sets.Spec.Devices = "counters", "counters", nil
+		sets.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "gpu-0", Counters: counters("80Gi")}}
+		p.ResourceSlices = append(p.ResourceSlices, sets)
+		for i, size := range []string{"80Gi", "40Gi"} {
+			spec.Devices[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu-0", Counters: counters(size)}}
+			p.Run("team-b", fmt.Sprint("job-", i), 0, 1, i)
+		}
+		p.in.FeatureGates["DRAPartitionableDevices"] = true
+	}, []string{"error held-twice device gpu.nvidia.com/worker-1/gpu-0: team-b/job-0 has it, and others have what is not there beside it: team-b/job-1 (gpu-1)"}},
 	"a shared device that is lost": {func(p *planted) {
 		for _, name := range []string{"one", "two"} {
 			_, claim := p.Run("team-b", name, 0, 1, 1)
