@@ -95,6 +95,27 @@ func TestHolderOfAShare(t *testing.T) {
 	}
 }
 
+// A device is found by its name before it is taken for a partition of another one, whose holder has it.
+func TestTheGPUOfADevice(t *testing.T) {
+	part := &clusterview.GPU{Driver: "d", Pool: "p", Device: "part"}
+	whole := &clusterview.GPU{Driver: "d", Pool: "p", Device: "a-whole", Holders: []clusterview.Holder{{Namespace: "a", Claim: "c", Device: "part"}}}
+	for name, tc := range map[string]struct {
+		gpus []*clusterview.GPU
+		want *clusterview.GPU
+	}{
+		"both":        {[]*clusterview.GPU{whole, part}, part},
+		"the whole":   {[]*clusterview.GPU{whole}, whole},
+		"neither one": {nil, nil},
+	} {
+		if got := gpuOf(tc.gpus, "d", "p", "part"); got != tc.want {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	if got := describeHolder(&whole.Holders[0], "d"); got != "claim a/c(part)" {
+		t.Error(got)
+	}
+}
+
 // What frag leaves out because of its node, it names.
 func TestFragNamesNodesThatTakeNoPods(t *testing.T) {
 	c := snapshottest.New(2, 1)

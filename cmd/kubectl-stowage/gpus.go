@@ -134,7 +134,7 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 	return t
 }
 
-// describeHolder is "ns/pod", with the partition or share that it has.
+// describeHolder is "ns/pod", with the partition, share or other device that it has.
 func describeHolder(h *clusterview.Holder, driver string) string {
 	s := h.String()
 	switch {
@@ -144,6 +144,8 @@ func describeHolder(h *clusterview.Holder, driver string) string {
 		s += "(" + h.Profile + ")"
 	case h.Memory(driver) != "":
 		s += "(" + h.Memory(driver) + ")"
+	case h.Device != "": // it has a device that shares its counters with this one
+		s += "(" + h.Device + ")"
 	}
 	return s
 }

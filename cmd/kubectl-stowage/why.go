@@ -207,15 +207,19 @@ func (c *cli) printClaims(p *paragraphs, s *snapshot.Snapshot, why *simulate.Why
 	}
 }
 
+// gpuOf is the GPU that a device is, or else is a partition of.
 func gpuOf(gpus []*clusterview.GPU, driver, pool, device string) *clusterview.GPU {
-	i := slices.IndexFunc(gpus, func(g *clusterview.GPU) bool {
-		return g.Driver == driver && g.Pool == pool && (g.Device == device || slices.ContainsFunc(g.Holders,
-			func(h clusterview.Holder) bool { return h.Device == device }))
-	})
-	if i < 0 {
-		return nil
+	var whole *clusterview.GPU
+	for _, g := range gpus {
+		switch {
+		case g.Driver != driver || g.Pool != pool:
+		case g.Device == device:
+			return g
+		case whole == nil && slices.ContainsFunc(g.Holders, func(h clusterview.Holder) bool { return h.Device == device }):
+			whole = g
+		}
 	}
-	return gpus[i]
+	return whole
 }
 
 // printOutcome says what became of a pod that was tried.

@@ -39,6 +39,7 @@ type counter struct {
 // consumed is a device of a slice with the counters that it consumes of.
 type consumed struct {
 	*Device
+	held  bool
 	of    []*counter
 	needs []amount.Amount
 }
@@ -65,7 +66,7 @@ func countCounters(counting []*resourceapi.ResourceSlice, byID map[ID]*Device) {
 			if len(object.ConsumesCounters) == 0 || d.Device == nil || d.Object != object {
 				continue
 			}
-			held := slices.ContainsFunc(d.Holders, func(h Holder) bool { return !h.Admin })
+			d.held = slices.ContainsFunc(d.Holders, func(h Holder) bool { return !h.Admin })
 			for k := range object.ConsumesCounters {
 				set := &object.ConsumesCounters[k]
 				for name, needs := range set.Counters {
@@ -73,7 +74,7 @@ func countCounters(counting []*resourceapi.ResourceSlice, byID map[ID]*Device) {
 					if c == nil || !(amount.Amount{}).Less(need) {
 						continue
 					}
-					if d.of, d.needs = append(d.of, c), append(d.needs, need); held {
+					if d.of, d.needs = append(d.of, c), append(d.needs, need); d.held {
 						c.used, c.by = c.used.Add(need), append(c.by, d.Device)
 					}
 				}
@@ -96,7 +97,7 @@ func (d *consumed) judge() {
 	for i, c := range d.of {
 		left := c.total.Sub(c.used)
 		switch {
-		case slices.Contains(c.by, d.Device):
+		case d.held:
 			d.Overdrawn = d.Overdrawn || left.IsNegative()
 		case left.Less(d.needs[i]) && len(c.by) > 0:
 			d.Left = TooLittle
