@@ -303,6 +303,23 @@ func TestCountersOfOthers(t *testing.T) {
 	}
 }
 
+// A driver may call pools and devices alike on each node: each node has its devices, and its claims hold them.
+func TestDevicesCalledAlikeOnTwoNodes(t *testing.T) {
+	c := snapshottest.New(2, 2)
+	_, claim := c.Run("a", "one", 0, 1, 1)
+	for _, slice := range c.ResourceSlices {
+		slice.Spec.Pool.Name = "gpus"
+	}
+	claim.Status.Allocation.Devices.Results[0].Pool = "gpus"
+	var got []string
+	for _, g := range clusterview.GPUs(c.Snapshot()) {
+		got = append(got, g.Node+"/"+g.Device+" "+string(g.State))
+	}
+	if diff := cmp.Diff([]string{"worker-0/gpu-0 free", "worker-0/gpu-1 free", "worker-1/gpu-0 free", "worker-1/gpu-1 held"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // A node that takes no pods has no place for any size.
 func TestNodesThatTakeNoPods(t *testing.T) {
 	taint := func(key string, effect v1.TaintEffect) func(*snapshottest.Cluster) {

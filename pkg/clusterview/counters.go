@@ -45,7 +45,7 @@ type consumed struct {
 }
 
 // countCounters tells of devices that are not held what others leave of their counters, and of those that are whether there is as much.
-func countCounters(counting []*resourceapi.ResourceSlice, byID map[ID]*Device) {
+func countCounters(counting []*resourceapi.ResourceSlice, of map[*resourceapi.Device]*Device) {
 	counters := map[counterID]*counter{}
 	for _, slice := range counting {
 		for i := range slice.Spec.SharedCounters {
@@ -62,8 +62,8 @@ func countCounters(counting []*resourceapi.ResourceSlice, byID map[ID]*Device) {
 	for _, slice := range counting {
 		for i := range slice.Spec.Devices {
 			object := &slice.Spec.Devices[i]
-			d := consumed{Device: byID[ID{slice.Spec.Driver, slice.Spec.Pool.Name, object.Name}]}
-			if len(object.ConsumesCounters) == 0 || d.Device == nil || d.Object != object {
+			d := consumed{Device: of[object]}
+			if len(object.ConsumesCounters) == 0 || d.Device == nil { // of two of one name the second one does not count
 				continue
 			}
 			d.held = slices.ContainsFunc(d.Holders, func(h Holder) bool { return !h.Admin })

@@ -31,6 +31,12 @@ type ID struct {
 // String is "driver/pool/device", as the API documentation writes it.
 func (id ID) String() string { return id.Driver + "/" + id.Pool + "/" + id.Device }
 
+// place tells devices apart that have one ID, because their driver calls pools and devices alike on each node.
+type place struct {
+	ID
+	node string
+}
+
 // Device is a published device and who holds it.
 type Device struct {
 	ID
@@ -106,7 +112,8 @@ func Devices(s *snapshot.Snapshot) []*Device {
 	}
 	var devices []*Device
 	var counting []*resourceapi.ResourceSlice
-	byID := map[ID]*Device{}
+	by, onNode := map[ID]*Device{}, map[place]*Device{}
+	of := map[*resourceapi.Device]*Device{}
 	for _, slice := range s.ResourceSlices {
 		spec := &slice.Spec
 		isWhole, counts := whole[slice]
@@ -121,8 +128,8 @@ func Devices(s *snapshot.Snapshot) []*Device {
 			for _, taint := range object.Taints {
 				d.Taints = append(d.Taints, Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
 			}
-			if byID[d.ID] == nil {
-				byID[d.ID] = d
+			if at := (place{d.ID, d.Node}); onNode[at] == nil {
+				by[d.ID], onNode[at], of[object] = cmp.Or(by[d.ID], d), d, d
 				devices = append(devices, d)
 			}
 		}
@@ -135,16 +142,16 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		for i := range claim.Status.Allocation.Devices.Results {
 			result := &claim.Status.Allocation.Devices.Results[i]
 			id := ID{result.Driver, result.Pool, result.Device}
-			d := byID[id]
+			d := cmp.Or(onNode[place{id, nodeOf(claim)}], by[id])
 			if d == nil {
 				d = &Device{ID: id, Node: cmp.Or(nodeOf(claim), Network)}
-				byID[id] = d
+				by[id] = d
 				devices = append(devices, d)
 			}
 			d.Holders = append(d.Holders, holderOf(claim, result))
 		}
 	}
-	countCounters(counting, byID)
+	countCounters(counting, of)
 	slices.SortFunc(devices, func(a, b *Device) int {
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Pool, b.Pool),
 			strings.Compare(a.ID.Device, b.ID.Device))
