@@ -73,6 +73,62 @@ func write(t testing.TB, c *snapshottest.Cluster) string {
 	return name
 }
 
+// What a tenant writes neither commands the terminal nor changes the order of other text.
+func TestTextForTerminals(t *testing.T) {
+	for text, want := range map[string]string{
+		"\x1b[2Ja\u009b1m\x7f": "?[2Ja?1m?", "a\u202eb\u2066c\u200fd": "a?b?c?d", "a\u200bb\ufeffc\u2028d\U000e0041e": "a?b?c?d?e", "größer 8×": "größer 8×",
+	} {
+		if got := printable(text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+// A share of memory is told whether or not the driver names it with its domain.
+func TestHolderOfAShare(t *testing.T) {
+	for _, name := range []string{"memory", "gpu.example.com/memory"} {
+		h := clusterview.Holder{Namespace: "a", Pods: []string{"p"}, Share: map[string]string{name: "10Gi"}}
+		if got := describeHolder(&h, "gpu.example.com"); got != "a/p(10Gi)" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// A device is found by its name before it is taken for a partition of another one, whose holder has it.
+func TestTheGPUOfADevice(t *testing.T) {
+	part := &clusterview.GPU{Driver: "d", Pool: "p", Device: "part"}
+	whole := &clusterview.GPU{Driver: "d", Pool: "p", Device: "a-whole", Holders: []clusterview.Holder{{Namespace: "a", Claim: "c", Device: "part"}}}
+	for name, tc := range map[string]struct {
+		gpus []*clusterview.GPU
+		want *clusterview.GPU
+	}{
+		"both":        {[]*clusterview.GPU{whole, part}, part},
+		"the whole":   {[]*clusterview.GPU{whole}, whole},
+		"neither one": {nil, nil},
+	} {
+		if got := gpuOf(tc.gpus, "d", "p", "part"); got != tc.want {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	if got := describeHolder(&whole.Holders[0], "d"); got != "claim a/c(part)" {
+		t.Error(got)
+	}
+}
+
+// What frag leaves out because of its node, it names.
+func TestFragNamesNodesThatTakeNoPods(t *testing.T) {
+	c := snapshottest.New(2, 1)
+	c.Nodes[1].Spec.Unschedulable = true
+	var out bytes.Buffer
+	if got := run(t.Context(), []string{"frag", "--snapshot", write(t, c)}, genericiooptions.IOStreams{Out: &out, ErrOut: &out}); got != 0 {
+		t.Fatal(out.String())
+	}
+	if want := "Left out, because they are cordoned, not ready or gone: worker-1."; !strings.Contains(out.String(), want) ||
+		strings.Contains(out.String(), "worker-0, worker-1") {
+		t.Errorf("%s\nwant %s", &out, want)
+	}
+}
+
 // Every output is what its golden file has: elsewhere than on a terminal, and on terminals of two widths, with colors.
 func TestOutputs(t *testing.T) {
 	file := example(t)

@@ -115,7 +115,7 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 		}
 		var holders []string
 		for i := range g.Holders {
-			holders = append(holders, describeHolder(&g.Holders[i]))
+			holders = append(holders, describeHolder(&g.Holders[i], g.Driver))
 		}
 		state := cell{text: string(g.State), style: stateStyles[g.State]}
 		row := []cell{text(g.Node), text(g.Device), or(g.Model), or(bytesText(g.MemoryBytes)), state, health}
@@ -134,16 +134,18 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 	return t
 }
 
-// describeHolder is "ns/pod", with the partition or share that it has.
-func describeHolder(h *clusterview.Holder) string {
+// describeHolder is "ns/pod", with the partition, share or other device that it has.
+func describeHolder(h *clusterview.Holder, driver string) string {
 	s := h.String()
 	switch {
 	case h.Admin:
 		s += "(admin)"
 	case h.Profile != "":
 		s += "(" + h.Profile + ")"
-	case h.Share["memory"] != "":
-		s += "(" + h.Share["memory"] + ")"
+	case h.Memory(driver) != "":
+		s += "(" + h.Memory(driver) + ")"
+	case h.Device != "": // it has a device that shares its counters with this one
+		s += "(" + h.Device + ")"
 	}
 	return s
 }

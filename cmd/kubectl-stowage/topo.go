@@ -68,13 +68,13 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 				}
 				var holders []string
 				for k := range g.Holders {
-					holders = append(holders, describeHolder(&g.Holders[k]))
+					holders = append(holders, describeHolder(&g.Holders[k], g.Driver))
 				}
 				topo.Links = append(topo.Links, links)
 				t.add(append(row, or(numa), text(g.Device), cell{text: string(g.State), style: stateStyles[g.State]},
 					or(strings.Join(holders, " ")))...)
 			}
-			note := "No GPU is free."
+			note := "No whole GPU is free."
 			if len(topo.Groups) > 0 {
 				var groups []string
 				for i := range topo.Groups {
@@ -100,8 +100,8 @@ func (c *cli) fragCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use: "frag", Short: "Show which sizes still fit, and where",
 		Long: `Show which sizes still fit, and where: for each model, how many pods with 1, 2, 4, ... free GPUs of one node would have a
-place, and how many if all free GPUs were together. What is lost is fragmentation. Only GPUs that are wholly free and not tainted
-count; CPU and memory of nodes do not.`,
+place, and how many if all free GPUs were together. What is lost is fragmentation. Only GPUs that are wholly free and not tainted, on
+nodes that take pods, count; CPU and memory of nodes do not.`,
 		Example: "  kubectl stowage frag\n  kubectl stowage frag -o wide   # with the nodes",
 		Args:    cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -109,7 +109,8 @@ count; CPU and memory of nodes do not.`,
 			if err != nil {
 				return err
 			}
-			sizes := clusterview.Sizes(clusterview.GPUs(s))
+			gpus := clusterview.GPUs(s)
+			sizes := clusterview.Sizes(gpus)
 			t := &table{headers: []string{"MODEL", "SIZE", "FIT", "LINKED", "IDEAL", "LOST", "NODES"}}
 			for _, size := range sizes {
 				lost := cell{text: fmt.Sprint(size.Ideal - size.Fit)}
@@ -121,6 +122,9 @@ count; CPU and memory of nodes do not.`,
 					or(someOf(size.Nodes, c.output == "wide")))
 			}
 			note := ""
+			if closed := clusterview.Closed(gpus); len(closed) > 0 {
+				note = "Left out, because they are cordoned, not ready or gone: " + someOf(closed, c.output == "wide") + "."
+			}
 			if len(sizes) == 0 {
 				note = "No GPUs: no ResourceSlice has a device."
 			}

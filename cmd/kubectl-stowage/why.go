@@ -138,6 +138,8 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 		p.print(0, bold, "Pod %s has ended.", name)
 	case simulate.Running:
 		p.print(0, bold, "Pod %s runs on node %s.", name, why.Node)
+	case simulate.Deleting:
+		p.print(0, bold, "Pod %s has no node and is being deleted: it gets none.", name)
 	case simulate.Preparing:
 		p.print(0, bold, "Pod %s has node %s, and its containers are not running yet.", name, why.Node)
 	case simulate.Fits:
@@ -205,15 +207,19 @@ func (c *cli) printClaims(p *paragraphs, s *snapshot.Snapshot, why *simulate.Why
 	}
 }
 
+// gpuOf is the GPU that a device is, or else is a partition of.
 func gpuOf(gpus []*clusterview.GPU, driver, pool, device string) *clusterview.GPU {
-	i := slices.IndexFunc(gpus, func(g *clusterview.GPU) bool {
-		return g.Driver == driver && g.Pool == pool && (g.Device == device || slices.ContainsFunc(g.Holders,
-			func(h clusterview.Holder) bool { return h.Device == device }))
-	})
-	if i < 0 {
-		return nil
+	var whole *clusterview.GPU
+	for _, g := range gpus {
+		switch {
+		case g.Driver != driver || g.Pool != pool:
+		case g.Device == device:
+			return g
+		case whole == nil && slices.ContainsFunc(g.Holders, func(h clusterview.Holder) bool { return h.Device == device }):
+			whole = g
+		}
 	}
-	return gpus[i]
+	return whole
 }
 
 // printOutcome says what became of a pod that was tried.

@@ -5,9 +5,11 @@ package clusterview_test
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -113,6 +115,39 @@ func TestWhatIsOnNoNode(t *testing.T) {
 	}
 }
 
+// Machines have the same addresses on their buses: devices of two nodes in one pool are two GPUs, and so are devices of a network.
+func TestEqualAddressesOfTwoMachines(t *testing.T) {
+	for name, tc := range map[string]struct {
+		nodes []string
+		uuids bool
+		want  int
+	}{
+		"of two nodes":               {[]string{"worker-0", "worker-1"}, true, 2},
+		"of two nodes, without UUID": {[]string{"worker-0", "worker-1"}, false, 2},
+		"of the network":             {[]string{"", ""}, true, 2},
+		"network, without UUID":      {[]string{"", ""}, false, 2},
+		"of one node, without UUID":  {[]string{"worker-0", "worker-0"}, false, 1},
+	} {
+		c := snapshottest.New(2, 2)
+		c.ResourceSlices = c.ResourceSlices[:1]
+		spec := &c.ResourceSlices[0].Spec
+		spec.NodeName, spec.PerDeviceNodeSelection, spec.Pool.Name = nil, ptr.To(true), "rack"
+		for i, node := range tc.nodes {
+			d := &spec.Devices[i]
+			if d.NodeName = &node; node == "" {
+				d.NodeName, d.AllNodes = nil, ptr.To(true)
+			}
+			d.Attributes["resource.kubernetes.io/pciBusID"] = resourceapi.DeviceAttribute{StringValue: ptr.To("0000:01:00.0")}
+			if !tc.uuids {
+				delete(d.Attributes, "uuid")
+			}
+		}
+		if got := len(clusterview.GPUs(c.Snapshot())); got != tc.want {
+			t.Errorf("%s: %d GPUs, want %d", name, got, tc.want)
+		}
+	}
+}
+
 // A device of which nothing is reported is not ready.
 func TestReadiness(t *testing.T) {
 	c := snapshottest.New(1, 2)
@@ -138,6 +173,10 @@ func TestFreeGroups(t *testing.T) {
 		"farther is larger": {
 			[]*clusterview.GPU{place("a", 0), place("a", 0), place("b", 0), place("c", 1)},
 			[]clusterview.Group{{"n", 2, clusterview.NVLink}, {"n", 3, clusterview.SameNUMA}, {"n", 4, clusterview.System}},
+		},
+		"bridges across NUMA nodes": {
+			[]*clusterview.GPU{place("a", 0), place("b", 0), place("a", 1), place("b", 1)},
+			[]clusterview.Group{{"n", 2, clusterview.NVLink}, {"n", 4, clusterview.System}},
 		},
 		"all are linked": {[]*clusterview.GPU{place("a", 0), place("a", 1)}, []clusterview.Group{{"n", 2, clusterview.NVLink}}},
 	} {
@@ -185,6 +224,133 @@ func TestTaintsOfPartitions(t *testing.T) {
 		}
 		if diff := cmp.Diff(tc.taints, gpus[0].Taints); diff != "" {
 			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// A GPU that offers partitions alone is free, and in no group of whole GPUs that are.
+func TestPartitionsAreNoWholeGPU(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		c := snapshottest.New(1, 1)
+		spec := &c.ResourceSlices[0].Spec
+		part := *spec.Devices[0].DeepCopy()
+		part.Name = "gpu-0-mig-1"
+		for name, value := range map[resourceapi.QualifiedName]string{"type": "mig", "parentUUID": "GPU-0-0", "uuid": "MIG-1", "profile": "7g.80gb"} {
+			part.Attributes[name] = resourceapi.DeviceAttribute{StringValue: &value}
+		}
+		if spec.Devices = append(spec.Devices, part); !whole {
+			spec.Devices = spec.Devices[1:]
+		}
+		gpus := clusterview.GPUs(c.Snapshot())
+		sizes, group := clusterview.Sizes(gpus), clusterview.Total(gpus).LargestFree
+		if len(gpus) != 1 || gpus[0].State != clusterview.Free || (sizes[0].Fit > 0) != whole || sizes[0].Fit != sizes[0].Ideal || (group != nil) != whole {
+			t.Errorf("whole %v: %d GPUs, state %s, %+v, %+v", whole, len(gpus), gpus[0].State, sizes[0], group)
+		}
+	}
+}
+
+// A driver may say by counters alone which devices exclude each other: what claims leave too little for is not free.
+func TestCountersOfOthers(t *testing.T) {
+	counters := func(n string) map[string]resourceapi.Counter {
+		return map[string]resourceapi.Counter{"cores": {Value: resource.MustParse(n)}, "none": {}}
+	}
+	for name, tc := range map[string]struct {
+		held []string
+		want string
+	}{
+		"none":                        {nil, "whole free, half-0 free, half-1 free"},
+		"a part":                      {[]string{"half-1"}, "whole partitioned a/half-1 of half-1, half-0 free, half-1 held a/half-1 of "},
+		"the whole":                   {[]string{"whole"}, "whole held a/whole of , half-0 held a/whole of whole, half-1 held a/whole of whole"},
+		"both parts":                  {[]string{"half-0", "half-1"}, "whole held a/half-0 of half-0 a/half-1 of half-1, half-0 held a/half-0 of , half-1 held a/half-1 of "},
+		"one looks on, and one holds": {[]string{"admin", "half-0"}, "whole partitioned a/admin of  a/half-0 of half-0, half-0 held a/half-0 of , half-1 free"},
+		"one looks on":                {[]string{"admin"}, "whole free a/admin of , half-0 free, half-1 free"},
+	} {
+		c := snapshottest.New(1, 0)
+		devices := c.ResourceSlices[0]
+		devices.Spec.Driver, devices.Spec.Pool.ResourceSliceCount = "npu.example.com", 2
+		for _, d := range [][2]string{{"whole", "8"}, {"half-0", "4"}, {"half-1", "4"}} {
+			devices.Spec.Devices = append(devices.Spec.Devices, resourceapi.Device{
+				Name: d[0], ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "npu", Counters: counters(d[1])}},
+			})
+		}
+		sets := devices.DeepCopy()
+		sets.Name, sets.UID, sets.Spec.Devices = "counters", "counters", nil
+		sets.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "npu", Counters: counters("8")}}
+		c.ResourceSlices = append(c.ResourceSlices, sets)
+		for _, device := range tc.held {
+			_, claim := c.Run("a", device, 0, 0, 0)
+			r := &claim.Status.Allocation.Devices.Results[0]
+			if r.Driver, r.Device = "npu.example.com", device; device == "admin" {
+				r.Device, r.AdminAccess = "whole", ptr.To(true)
+			}
+		}
+		var got []string
+		for _, device := range []string{"whole", "half-0", "half-1"} {
+			for _, g := range clusterview.GPUs(c.Snapshot()) {
+				if g.Device != device {
+					continue
+				}
+				text := device + " " + string(g.State)
+				for _, h := range g.Holders {
+					text += " " + h.Namespace + "/" + h.Claim + " of " + h.Device
+				}
+				got = append(got, text)
+			}
+		}
+		if diff := cmp.Diff(tc.want, strings.Join(got, ", ")); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// A driver may call pools and devices alike on each node: each node has its devices, and its claims hold them.
+func TestDevicesCalledAlikeOnTwoNodes(t *testing.T) {
+	c := snapshottest.New(2, 2)
+	_, claim := c.Run("a", "one", 0, 1, 1)
+	for _, slice := range c.ResourceSlices {
+		slice.Spec.Pool.Name = "gpus"
+	}
+	claim.Status.Allocation.Devices.Results[0].Pool = "gpus"
+	var got []string
+	for _, g := range clusterview.GPUs(c.Snapshot()) {
+		got = append(got, g.Node+"/"+g.Device+" "+string(g.State))
+	}
+	if diff := cmp.Diff([]string{"worker-0/gpu-0 free", "worker-0/gpu-1 free", "worker-1/gpu-0 free", "worker-1/gpu-1 held"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A node that takes no pods has no place for any size.
+func TestNodesThatTakeNoPods(t *testing.T) {
+	taint := func(key string, effect v1.TaintEffect) func(*snapshottest.Cluster) {
+		return func(c *snapshottest.Cluster) { c.Nodes[0].Spec.Taints = []v1.Taint{{Key: key, Effect: effect}} }
+	}
+	for name, tc := range map[string]struct {
+		change func(*snapshottest.Cluster)
+		closed bool
+	}{
+		"cordoned":       {func(c *snapshottest.Cluster) { c.Nodes[0].Spec.Unschedulable = true }, true},
+		"not ready":      {taint(v1.TaintNodeNotReady, v1.TaintEffectNoExecute), true},
+		"gone":           {func(c *snapshottest.Cluster) { c.Nodes = c.Nodes[1:] }, true},
+		"for GPUs alone": {taint("nvidia.com/gpu", v1.TaintEffectNoSchedule), false},
+		"no nodes known": {func(c *snapshottest.Cluster) { c.Nodes = nil }, false},
+	} {
+		c := snapshottest.New(2, 2)
+		c.Run("a", "one", 0, 1, 0)
+		tc.change(c)
+		gpus := clusterview.GPUs(c.Snapshot())
+		totals, sizes, want := clusterview.Total(gpus), clusterview.Sizes(gpus), []string{}
+		if tc.closed {
+			want = append(want, "worker-0")
+		}
+		if diff := cmp.Diff(want, append([]string{}, clusterview.Closed(gpus)...)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		if (totals.LargestFree.Node == "worker-1") != tc.closed || (sizes[1].Fit == 0) != tc.closed || (sizes[0].Ideal == 1) != tc.closed {
+			t.Errorf("%s: %+v, %+v, %+v", name, totals.LargestFree, sizes[0], sizes[1])
+		}
+		if totals.States[clusterview.Free] != 3 {
+			t.Errorf("%s: %v", name, totals.States)
 		}
 	}
 }

@@ -31,6 +31,12 @@ type ID struct {
 // String is "driver/pool/device", as the API documentation writes it.
 func (id ID) String() string { return id.Driver + "/" + id.Pool + "/" + id.Device }
 
+// place tells devices apart that have one ID, because their driver calls pools and devices alike on each node.
+type place struct {
+	ID
+	node string
+}
+
 // Device is a published device and who holds it.
 type Device struct {
 	ID
@@ -42,6 +48,11 @@ type Device struct {
 	Holders []Holder
 	// Incomplete tells that not all slices of its pool are there: until they are, nobody gets its devices.
 	Incomplete bool
+	// Left is what is left of the counters that it consumes, if nobody holds it, and Overdrawn, if somebody does, tells that claims have more
+	// of them than there is. Beside are some of the claims that have other devices with the same counters.
+	Left      Left
+	Overdrawn bool
+	Beside    []Holder
 }
 
 // Taint is a device's taint.
@@ -67,6 +78,8 @@ type Holder struct {
 	Profile string `json:"profile,omitempty"`
 	// Share is what it takes of a shared device, by capacity.
 	Share map[string]string `json:"share,omitempty"`
+	// Shared tells that it has a share, of which nothing may be counted.
+	Shared bool `json:"-"`
 	// Admin tells that it looks at the device and holds nothing (KEP-5018).
 	Admin bool `json:"admin,omitempty"`
 }
@@ -78,6 +91,11 @@ func (h *Holder) String() string {
 		who = h.Namespace + "/" + strings.Join(h.Pods, ",")
 	}
 	return who
+}
+
+// Memory is its share of the memory of a device of a driver, which names the capacity with or without its domain. It is empty without one.
+func (h *Holder) Memory(driver string) string {
+	return cmp.Or(h.Share["memory"], h.Share[driver+"/memory"])
 }
 
 // Devices returns all devices of a snapshot, by node, driver, pool and name, of those slices of a pool that count, see
@@ -93,13 +111,16 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		maps.Copy(whole, inventory.Counting(pool))
 	}
 	var devices []*Device
-	byID := map[ID]*Device{}
+	var counting []*resourceapi.ResourceSlice
+	by, onNode := map[ID]*Device{}, map[place]*Device{}
+	of := map[*resourceapi.Device]*Device{}
 	for _, slice := range s.ResourceSlices {
 		spec := &slice.Spec
 		isWhole, counts := whole[slice]
 		if !counts {
 			continue
 		}
+		counting = append(counting, slice)
 		for i := range spec.Devices {
 			object := &spec.Devices[i]
 			d := &Device{ID: ID{spec.Driver, spec.Pool.Name, object.Name}, Object: object, Node: cmp.Or(ptr.Deref(spec.NodeName,
@@ -107,8 +128,8 @@ func Devices(s *snapshot.Snapshot) []*Device {
 			for _, taint := range object.Taints {
 				d.Taints = append(d.Taints, Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
 			}
-			if byID[d.ID] == nil {
-				byID[d.ID] = d
+			if at := (place{d.ID, d.Node}); onNode[at] == nil {
+				by[d.ID], onNode[at], of[object] = cmp.Or(by[d.ID], d), d, d
 				devices = append(devices, d)
 			}
 		}
@@ -121,15 +142,16 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		for i := range claim.Status.Allocation.Devices.Results {
 			result := &claim.Status.Allocation.Devices.Results[i]
 			id := ID{result.Driver, result.Pool, result.Device}
-			d := byID[id]
+			d := cmp.Or(onNode[place{id, nodeOf(claim)}], by[id])
 			if d == nil {
 				d = &Device{ID: id, Node: cmp.Or(nodeOf(claim), Network)}
-				byID[id] = d
+				by[id] = d
 				devices = append(devices, d)
 			}
 			d.Holders = append(d.Holders, holderOf(claim, result))
 		}
 	}
+	countCounters(counting, of)
 	slices.SortFunc(devices, func(a, b *Device) int {
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Pool, b.Pool),
 			strings.Compare(a.ID.Device, b.ID.Device))
@@ -155,7 +177,10 @@ func addRules(s *snapshot.Snapshot, devices []*Device) {
 }
 
 func holderOf(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceRequestAllocationResult) Holder {
-	h := Holder{Namespace: claim.Namespace, Claim: claim.Name, Pods: PodsOf(claim), Admin: ptr.Deref(result.AdminAccess, false)}
+	h := Holder{
+		Namespace: claim.Namespace, Claim: claim.Name, Pods: PodsOf(claim),
+		Admin: ptr.Deref(result.AdminAccess, false), Shared: result.ShareID != nil,
+	}
 	for name, quantity := range result.ConsumedCapacity {
 		if amount.Check(quantity) != nil {
 			continue // 64 bits have only its end, and to write it may take for ever

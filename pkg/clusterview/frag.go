@@ -35,7 +35,7 @@ func Sizes(gpus []*GPU) (sizes []*Size) {
 			free[m], total[m] = map[string][]*GPU{}, map[string]int{}
 		}
 		total[m][g.Node]++
-		if g.State == Free {
+		if g.isWholeFree() {
 			free[m][g.Node] = append(free[m][g.Node], g)
 		}
 	}

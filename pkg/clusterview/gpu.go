@@ -57,14 +57,19 @@ type GPU struct {
 	Place Place `json:"place"`
 
 	offer offer
+	// closed tells that its node takes no pods.
+	closed bool
 }
 
 // offer counts the devices of a GPU that can be allocated by themselves: the whole of it if that is published, else partitions; and
-// those of them that a taint keeps claims off.
+// those of them that a taint keeps claims off, or others leave too little of their counters for.
 type offer struct {
-	whole            bool
-	offered, refused int
-	incomplete       bool
+	whole                     bool
+	offered, refused, blocked int
+	incomplete                bool
+	// left is the most that is left for one, and beside are the claims that have the rest.
+	left   Left
+	beside []Holder
 }
 
 // Place is where a GPU is on its machine; what is not published is empty.
@@ -90,6 +95,11 @@ func (g *GPU) Layout() string {
 // Refuses tells whether taints keep new claims off the GPU: off the whole of it, or, where that is not published, off all its partitions.
 func (g *GPU) Refuses() bool { return g.offer.offered > 0 && g.offer.refused == g.offer.offered }
 
+// isWholeFree tells whether a pod can have all of it: of a GPU that offers partitions alone, or on a node that takes no pods, none can.
+func (g *GPU) isWholeFree() bool {
+	return g.State == Free && !g.closed && (g.offer.whole || len(g.Partitions) == 0)
+}
+
 // count takes a published device into the numbers.
 func (g *GPU) count(d *Device, whole bool) {
 	o := &g.offer
@@ -97,11 +107,26 @@ func (g *GPU) count(d *Device, whole bool) {
 	case d.Object == nil || !whole && o.whole:
 		return
 	case whole && !o.whole: // what partitions say does not matter any more
-		o.whole, o.offered, o.refused = true, 0, 0
+		o.whole, o.offered, o.refused, o.blocked, o.left, o.beside = true, 0, 0, 0, Enough, nil
 	}
 	o.offered++
 	if slices.ContainsFunc(d.Taints, func(t Taint) bool { return t.Effect != "None" }) {
 		o.refused++
+		o.blocked++
+	} else if d.Left != Enough {
+		o.blocked++
+		if o.left == Enough || d.Left < o.left {
+			o.left, o.beside = d.Left, d.Beside
+		}
+	}
+}
+
+// block gives a GPU that nobody holds the state of those whose counters it shares: a driver may publish no attribute that tells which
+// devices are partitions of which.
+func (g *GPU) block() {
+	g.State, g.Holders = Partitioned, append(g.Holders, g.offer.beside...)
+	if g.offer.left == Nothing {
+		g.State = Held
 	}
 }
 
@@ -109,7 +134,7 @@ func (g *GPU) count(d *Device, whole bool) {
 // CPUs and IMEX channels are not.
 func GPUs(s *snapshot.Snapshot) []*GPU {
 	var gpus []*GPU
-	type key struct{ driver, pool, part string }
+	type key struct{ node, driver, pool, part string }
 	by := map[key]*GPU{}
 	devices := Devices(s)
 	others := notGPUs(devices)
@@ -117,28 +142,35 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 		if others[d.Driver] || isOther(d) {
 			continue
 		}
-		k := key{d.Driver, d.Pool, cmp.Or(d.Text("parentUUID"), d.Text("uuid"), d.Text("resource.kubernetes.io/pciBusID"), d.ID.Device)}
+		uuid, bus := cmp.Or(d.Text("parentUUID"), d.Text("uuid")), d.busOnNode()
+		k := key{d.Node, d.Driver, d.Pool, cmp.Or(uuid, bus, d.ID.Device)}
 		g := by[k]
-		if bus := d.Text("resource.kubernetes.io/pciBusID"); g == nil && bus != "" { // for virtual machines it has no UUID
-			g = by[key{d.Driver, d.Pool, bus}]
+		if g == nil && bus != "" { // for virtual machines it has no UUID
+			if g = by[key{d.Node, d.Driver, d.Pool, bus}]; g != nil && uuid != "" && g.Place.UUID != "" {
+				g = nil
+			}
 		}
 		if g == nil {
 			g = &GPU{Node: d.Node, Driver: d.Driver, Pool: d.Pool, Device: wholeName(d), State: Free}
 			gpus = append(gpus, g)
 		}
 		by[k] = g
-		if bus := d.Text("resource.kubernetes.io/pciBusID"); bus != "" {
-			by[key{d.Driver, d.Pool, bus}] = g
+		if bus != "" {
+			by[key{d.Node, d.Driver, d.Pool, bus}] = g
 		}
 		g.add(d)
 	}
+	closed := closedTo(s)
 	for _, g := range gpus {
+		g.closed = closed(g.Node)
 		g.joinTaints()
 		switch {
 		case g.State == Free && g.offer.incomplete:
 			g.State = Incomplete
 		case g.State == Free && g.Refuses():
 			g.State = Tainted
+		case g.State == Free && g.offer.left != Enough && g.offer.blocked == g.offer.offered:
+			g.block()
 		}
 	}
 	slices.SortStableFunc(gpus, Compare)
@@ -184,6 +216,14 @@ func wholeName(d *Device) string {
 		}
 	}
 	return d.ID.Device
+}
+
+// busOnNode tells devices of one machine apart: others have the same addresses on their buses.
+func (d *Device) busOnNode() string {
+	if d.Node == Network {
+		return ""
+	}
+	return d.Text("resource.kubernetes.io/pciBusID")
 }
 
 func (d *Device) isPartition() bool { return d.Text("parentUUID") != "" }
@@ -236,7 +276,7 @@ func (g *GPU) add(d *Device) {
 			g.State = Partitioned
 		case shared:
 			g.State = Shared
-			if q, err := resource.ParseQuantity(cmp.Or(h.Share["memory"], h.Share[d.Driver+"/memory"], "0")); err == nil {
+			if q, err := resource.ParseQuantity(cmp.Or(h.Memory(d.Driver), "0")); err == nil {
 				*g.SharedMemoryBytes += min(bytesOf(q), math.MaxInt64-*g.SharedMemoryBytes)
 			}
 		default:

@@ -6,6 +6,7 @@ package clusterview
 import (
 	"cmp"
 	"slices"
+	"strconv"
 )
 
 // Link is how two GPUs of a node reach each other, as far as their attributes tell: closest first, in the words of nvidia-smi topo -m.
@@ -55,42 +56,69 @@ type Group struct {
 	Link Link `json:"link,omitempty"`
 }
 
-// FreeGroups are the largest sets of free GPUs of a node for each link: all in one NVLink domain, at one root complex,
-// on one NUMA node, and
-// all of the node. A set that is no larger than one with a closer link is left out.
+// FreeGroups are the largest sets of free GPUs of a node for each link, within which none is farther: all in one NVLink domain, at one
+// root complex, on one NUMA node, and all of the node. A set that is no larger than one with a closer link is left out.
 func FreeGroups(gpus []*GPU) (groups []Group) {
 	var free []*GPU
 	for _, g := range gpus {
-		if g.State == Free {
+		if g.isWholeFree() {
 			free = append(free, g)
 		}
 	}
-	largest := 0
+	if len(free) == 0 {
+		return nil
+	}
+	largest := 1
 	for _, link := range closest {
-		for _, one := range free {
-			n, worst := 1, Link("")
-			for _, other := range free {
-				if l := LinkOf(one, other); l != Self && slices.Index(closest, l) <= slices.Index(closest, link) {
-					n++
-					worst = link
-				}
-			}
-			if n > largest {
-				largest = n
-				if worst == "" {
-					continue // a single GPU is told of below
-				}
-				groups = append(slices.DeleteFunc(groups, func(g Group) bool { return g.Link == link }), Group{
-					Node: one.Node,
-					Size: n, Link: link,
-				})
-			}
+		if n := largestWithin(free, link); n > largest {
+			largest = n
+			groups = append(groups, Group{Node: free[0].Node, Size: n, Link: link})
 		}
 	}
-	if len(groups) == 0 && len(free) > 0 {
+	if len(groups) == 0 {
 		groups = []Group{{Node: free[0].Node, Size: 1}}
 	}
 	return groups
+}
+
+// largestWithin is the size of the largest set whose members have the same place, which makes them that close to one another.
+func largestWithin(gpus []*GPU, link Link) (largest int) {
+	with := map[string]int{}
+	for _, g := range gpus {
+		for _, at := range g.Place.within(link) {
+			with[at]++
+			largest = max(largest, with[at])
+		}
+	}
+	return largest
+}
+
+// within names the places that two GPUs have in common if their link is this one, or a closer one.
+func (p *Place) within(link Link) (names []string) {
+	switch link {
+	case NVLink:
+		if p.NVLinkDomain != "" {
+			names = append(names, p.NVLinkDomain)
+		}
+	case SameRoot:
+		if p.PCIeRoot != "" {
+			names = append(names, p.PCIeRoot)
+		}
+	case SameNUMA:
+		if p.NUMANode != nil {
+			names = append(names, strconv.Itoa(*p.NUMANode))
+		}
+	case System: // each of two has told where it is
+		if p.NUMANode != nil {
+			names = append(names, "NUMA")
+		}
+		if p.PCIeRoot != "" {
+			names = append(names, "root")
+		}
+	default:
+		names = append(names, "node")
+	}
+	return names
 }
 
 // largestFree is the largest group of all nodes, of equal ones the one with the closest link, then the first node.

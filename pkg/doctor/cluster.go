@@ -37,6 +37,8 @@ type cluster struct {
 	nodes      map[string]*v1.Node
 	schedulers []*scheduler
 	agents     []*appsapi.DaemonSet
+	// agentPods are the agents' pods by node.
+	agentPods map[*appsapi.DaemonSet]map[string][]*v1.Pod
 
 	// check is the one that runs.
 	check    string
@@ -44,7 +46,10 @@ type cluster struct {
 }
 
 func newCluster(s *snapshot.Snapshot) *cluster {
-	c := &cluster{s: s, in: s.Installation, devices: clusterview.Devices(s), nodes: map[string]*v1.Node{}}
+	c := &cluster{
+		s: s, in: s.Installation, devices: clusterview.Devices(s), nodes: map[string]*v1.Node{},
+		agentPods: map[*appsapi.DaemonSet]map[string][]*v1.Pod{},
+	}
 	if c.in == nil {
 		c.in = &snapshot.Installation{}
 	}
@@ -57,6 +62,11 @@ func newCluster(s *snapshot.Snapshot) *cluster {
 	for _, d := range c.in.DaemonSets {
 		if isAgent(d) {
 			c.agents = append(c.agents, d)
+			on := map[string][]*v1.Pod{}
+			for _, pod := range podsOf(s, d.Namespace, d.Spec.Selector) {
+				on[pod.Spec.NodeName] = append(on[pod.Spec.NodeName], pod)
+			}
+			c.agentPods[d] = on
 		}
 	}
 	return c

@@ -99,11 +99,20 @@ func firstLine(s string) string {
 }
 
 func (c *cluster) slices() {
-	type pool struct{ driver, name string }
+	type pool struct{ driver, name, node string }
+	several := map[pool]bool{} // nodes reach it: it has a slice that is not of one alone
+	for _, slice := range c.s.ResourceSlices {
+		if slice.Spec.NodeName == nil {
+			several[pool{slice.Spec.Driver, slice.Spec.Pool.Name, ""}] = true
+		}
+	}
 	of := map[pool][]*resourceapi.ResourceSlice{}
 	var pools []pool
 	for _, slice := range c.s.ResourceSlices {
-		p := pool{slice.Spec.Driver, slice.Spec.Pool.Name}
+		p := pool{slice.Spec.Driver, slice.Spec.Pool.Name, ""}
+		if !several[p] { // each node's slices of it are a whole, see inventory.Counting
+			p.node = *slice.Spec.NodeName
+		}
 		if of[p] == nil {
 			pools = append(pools, p)
 		}
@@ -146,6 +155,34 @@ func (c *cluster) slices() {
 			c.find(Error, object, restart, "It has %d of %d slices: its devices are given to nobody", have, want)
 		}
 	}
+	c.oneNameOnTwoNodes()
+}
+
+// oneNameOnTwoNodes finds devices of two nodes that have one ID, because their driver calls pools and devices alike on each.
+func (c *cluster) oneNameOnTwoNodes() {
+	type pair struct{ driver, pool, first, other string }
+	first, alike := map[clusterview.ID]string{}, map[pair][]string{}
+	for _, slice := range c.s.ResourceSlices {
+		node := ptr.Deref(slice.Spec.NodeName, "")
+		if node == "" || c.nodes[node] == nil {
+			continue
+		}
+		for i := range slice.Spec.Devices {
+			id := clusterview.ID{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name, Device: slice.Spec.Devices[i].Name}
+			if other, known := first[id]; known && other != node {
+				p := pair{id.Driver, id.Pool, other, node}
+				alike[p] = append(alike[p], id.Device)
+			} else {
+				first[id] = node
+			}
+		}
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(alike), func(a, b pair) int {
+		return slices.Compare([]string{a.driver, a.pool, a.first, a.other}, []string{b.driver, b.pool, b.first, b.other})
+	}) {
+		c.find(Error, fmt.Sprintf("pool %s/%s", p.driver, p.pool), "Have the driver call the pool after its node: claims cannot tell them apart.",
+			"Nodes %s and %s both have devices of these names: %s", p.first, p.other, some(alike[p]))
+	}
 }
 
 // sameDevice finds a GPU that is in two pools, by its UUID or its place on the PCI bus of a node.
@@ -155,7 +192,11 @@ func (c *cluster) sameDevice() {
 		if d.Object == nil || d.Text("parentUUID") != "" {
 			continue
 		}
-		for _, key := range []string{d.Text("uuid"), d.Text("resource.kubernetes.io/pciBusID")} {
+		bus := d.Text("resource.kubernetes.io/pciBusID")
+		if d.Node == clusterview.Network { // each of the machines may have a device at this address
+			bus = ""
+		}
+		for _, key := range []string{d.Text("uuid"), bus} {
 			if key == "" {
 				continue
 			}
@@ -224,12 +265,37 @@ func (c *cluster) heldTwice() {
 		if d.Object != nil && ptr.Deref(d.Object.AllowMultipleAllocations, false) {
 			continue
 		}
-		if names := holdersOf(d); len(names) > 1 {
-			c.find(Error, "device "+d.ID.String(), "Delete the pods of all but one of them; then look at the checks fence and other-schedulers.",
-				"%d claims hold it: %s", len(names), some(names))
+		if names := holdersOf(d); len(names) > 1 && slices.ContainsFunc(d.Holders, isWhole) {
+			c.find(Error, "device "+d.ID.String(), releaseOthers, "%d claims hold it: %s", len(names), some(names))
 		}
 	}
+	c.overdrawn()
 }
+
+const releaseOthers = "Delete the pods of all but one of them; then look at the checks fence and other-schedulers."
+
+// overdrawn finds devices that exclude each other, such as a GPU and a partition of it, and are both held.
+func (c *cluster) overdrawn() {
+	told := map[clusterview.ID]bool{}
+	for _, d := range c.devices {
+		if !d.Overdrawn || len(d.Beside) == 0 || told[d.ID] {
+			continue
+		}
+		var others []string
+		for i := range d.Beside {
+			id := d.ID
+			id.Device = d.Beside[i].Device
+			told[id] = true
+			others = append(others, d.Beside[i].Namespace+"/"+d.Beside[i].Claim+" ("+id.Device+")")
+		}
+		c.find(Error, "device "+d.ID.String(), releaseOthers, "%s has it, and others have what is not there beside it: %s",
+			some(holdersOf(d)), some(others))
+	}
+}
+
+// isWhole tells a claim that has all of a device from one that has a share: of a device that is not published any more nothing else tells
+// that it could be shared.
+func isWhole(h clusterview.Holder) bool { return !h.Admin && !h.Shared }
 
 func (c *cluster) lostDevices() {
 	for _, d := range c.devices {

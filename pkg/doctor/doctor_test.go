@@ -23,6 +23,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
@@ -318,6 +319,33 @@ var faults = map[string]struct {
 	"a node without a driver": {func(p *planted) {
 		p.Nodes[0].Status.Conditions[0] = v1.NodeCondition{Type: "GPUsReady", Status: v1.ConditionFalse, Reason: "NoGPUsFound", Message: "no libnvidia-ml.so.1"}
 	}, []string{"error node-condition node worker-0: NoGPUsFound: no libnvidia-ml.so.1"}},
+	"a GPU and a partition of it": {func(p *planted) {
+		spec := &p.ResourceSlices[1].Spec
+		counters := func(n string) map[string]resourceapi.Counter {
+			return map[string]resourceapi.Counter{"memory": {Value: resource.MustParse(n)}}
+		}
+		spec.Pool.ResourceSliceCount = 2
+		sets := p.ResourceSlices[1].DeepCopy()
+		sets.Name, sets.UID, sets.Spec.Devices = "counters", "counters", nil
+		sets.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "gpu-0", Counters: counters("80Gi")}}
+		p.ResourceSlices = append(p.ResourceSlices, sets)
+		for i, size := range []string{"80Gi", "40Gi"} {
+			spec.Devices[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu-0", Counters: counters(size)}}
+			p.Run("team-b", fmt.Sprint("job-", i), 0, 1, i)
+		}
+		p.in.FeatureGates["DRAPartitionableDevices"] = true
+	}, []string{"error held-twice device gpu.nvidia.com/worker-1/gpu-0: team-b/job-0 has it, and others have what is not there beside it: team-b/job-1 (gpu-1)"}},
+	"a shared device that is lost": {func(p *planted) {
+		for _, name := range []string{"one", "two"} {
+			_, claim := p.Run("team-b", name, 0, 1, 1)
+			claim.Status.Allocation.Devices.Results[0].Device = "gpu-lost"
+			claim.Status.Allocation.Devices.Results[0].ShareID = ptr.To(types.UID(name))
+		}
+	}, []string{"warning lost-devices device gpu.nvidia.com/worker-1/gpu-lost: team-b/one, team-b/two"}},
+	"devices called alike on two nodes": {func(p *planted) {
+		p.ResourceSlices[0].Spec.Pool.Name, p.ResourceSlices[1].Spec.Pool.Name = "gpus", "gpus"
+		p.ResourceClaims[0].Status.Allocation.Devices.Results[0].Pool = "gpus"
+	}, []string{"error slices pool gpu.nvidia.com/gpus: Nodes worker-0 and worker-1 both have devices of these names: gpu-0, gpu-1"}},
 	"a slice is missing":         {func(p *planted) { p.ResourceSlices[0].Spec.Pool.ResourceSliceCount = 2 }, []string{"error slices pool gpu.nvidia.com/worker-0: 1 of 2 slices"}},
 	"a slice too many":           {func(p *planted) { p.another() }, []string{"error slices pool gpu.nvidia.com/worker-0: 2 of 1 slices"}},
 	"two devices of one name":    {func(p *planted) { p.ResourceSlices[0].Spec.Devices[1].Name = "gpu-0" }, []string{"error slices pool gpu.nvidia.com/worker-0: two devices of the name gpu-0"}},
@@ -524,6 +552,27 @@ func TestAHealthyClusterHasNoFault(t *testing.T) {
 			for _, class := range p.DeviceClasses {
 				class.Spec.ExtendedResourceName = nil
 			}
+		},
+		"devices of the network with equal addresses on their buses": func(p *planted) {
+			for _, pool := range []string{"box-0", "box-1"} {
+				slice := p.ResourceSlices[0].DeepCopy()
+				slice.Name, slice.UID = pool, types.UID(pool)
+				slice.Spec.NodeName, slice.Spec.AllNodes, slice.Spec.Driver, slice.Spec.Pool.Name = nil, ptr.To(true), "npu.example.com", pool
+				slice.Spec.Devices = slice.Spec.Devices[:1]
+				delete(slice.Spec.Devices[0].Attributes, "uuid")
+				attribute(&slice.Spec.Devices[0], "resource.kubernetes.io/pciBusID", "0000:01:00.0")
+				p.ResourceSlices = append(p.ResourceSlices, slice)
+			}
+		},
+		"a pool that is called alike on two nodes": func(p *planted) {
+			for _, slice := range p.ResourceSlices {
+				slice.Spec.Pool.Name = "gpus"
+				for i := range slice.Spec.Devices {
+					slice.Spec.Devices[i].Name += "-" + *slice.Spec.NodeName
+				}
+			}
+			allocated := &p.ResourceClaims[0].Status.Allocation.Devices.Results[0]
+			allocated.Pool, allocated.Device = "gpus", "gpu-0-worker-0"
 		},
 		"a pod that came just now": func(p *planted) {
 			pod, _ := p.Pod("team-b", "new", 1, 0)

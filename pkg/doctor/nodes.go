@@ -41,8 +41,8 @@ func (c *cluster) agentOn(node *v1.Node) (pod *v1.Pod, wanted bool) {
 			continue
 		}
 		wanted = true
-		for _, p := range podsOf(c.s, agent.Namespace, agent.Spec.Selector) {
-			if p.Spec.NodeName == node.Name && (pod == nil || ready(p)) {
+		for _, p := range c.agentPods[agent][node.Name] {
+			if pod == nil || ready(p) {
 				pod = p
 			}
 		}

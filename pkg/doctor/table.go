@@ -185,7 +185,7 @@ var table = []Check{
 	},
 	{
 		"held-twice",
-		"Two claims hold one device",
+		"Two claims hold one device, or a GPU and a partition of it",
 		nil, (*cluster).heldTwice,
 	},
 	{

@@ -138,9 +138,13 @@ func (h *History) put(version Version, key Key, value Value) bool {
 		return false
 	}
 	e := entry{version: version, value: slices.Clone(value), bytes: entryBytes + partBytes*len(value)}
+	had := make(map[string]json.RawMessage, len(before))
+	for _, part := range before {
+		had[string(part)] = part
+	}
 	for i, part := range e.value {
-		if at := slices.IndexFunc(before, func(other json.RawMessage) bool { return same(part, other) }); at >= 0 {
-			e.value[i] = before[at] // one copy for both
+		if old, ok := had[string(part)]; ok {
+			e.value[i] = old // one copy for both
 		} else {
 			e.bytes += len(part)
 		}

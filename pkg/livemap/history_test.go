@@ -4,6 +4,7 @@
 package livemap
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -14,6 +15,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"stowage.dev/stowage/pkg/snapshot/snapshottest"
 )
 
 var start = time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
@@ -45,6 +49,25 @@ func (s state) apply(d *Diff) state {
 		next[string(key.Kind)+"/"+key.Name] = strings.Join(parts, " ")
 	}
 	return next
+}
+
+// A change of one of many GPUs of a node, or of a network, takes time by their number alone, not by its square.
+func TestAChangeAmongManyParts(t *testing.T) {
+	const many = 40_000
+	h := fromOne(Limits{Age: time.Hour, Bytes: 1 << 30})
+	parts := func(changed int) (v Value) {
+		for i := range many {
+			v = append(v, json.RawMessage(fmt.Sprintf(`{"device":"gpu-%06d","changed":%t}`, i, i == changed)))
+		}
+		return v
+	}
+	h.Commit(start, map[Key]Value{{Node, "*"}: parts(-1)})
+	last := parts(7)
+	began := time.Now()
+	h.Commit(start.Add(time.Second), map[Key]Value{{Node, "*"}: last})
+	if took := time.Since(began); took > 5*time.Second { // by its square some 15 s
+		t.Errorf("it took %v", took)
+	}
 }
 
 // Whatever has happened, each version that can be asked for is as it was, from wherever a browser comes; and what is older is forgotten.
@@ -168,5 +191,47 @@ func TestHistoryCommits(t *testing.T) {
 	}
 	if at, _ := h.At(start.Add(-time.Minute)); at.Version != 1 {
 		t.Errorf("before the first version it is %d", at.Version)
+	}
+}
+
+// A browser whose connection ends between two pages of a change is told all of it again: it has the moments once.
+func TestMomentsAreToldOnce(t *testing.T) {
+	h := fromOne(Limits{Age: time.Hour, Bytes: 1 << 20})
+	h.Commit(start, map[Key]Value{{Node, "a"}: value("1")})
+	h.Commit(start.Add(time.Second), map[Key]Value{{Node, "a"}: value("2"), {Node, "b"}: value("1"), {Node, "c"}: value("1")})
+	told := func(pages []page) (n int) {
+		for _, p := range pages {
+			var out bytes.Buffer
+			p.write(&out, p.more)
+			var read struct{ Moments [][3]int64 }
+			if err := json.Unmarshal(out.Bytes(), &read); err != nil {
+				t.Fatal(err)
+			}
+			n += len(read.Moments)
+		}
+		return n
+	}
+	last, _ := h.Last()
+	diff, _ := h.Diff(last.Version-1, last.Version)
+	pages := diff.pages(1)
+	if first, again := told(pages[:2]), told(pages); len(pages) != 3 || first+again != 1 {
+		t.Errorf("%d moments in two of %d pages, and %d when all are told again, want 1 in all", first, len(pages), again)
+	}
+}
+
+// A pod of a file that has no time is sorted with the others.
+func TestAPodWithoutATime(t *testing.T) {
+	c := snapshottest.New(1, 1)
+	pod, _ := c.Pod("a", "one", 1, 0)
+	pod.CreationTimestamp = metav1.Time{}
+	feed := NewFeed(NewHistory(Limits{}))
+	if err := feed.Fill(c.Snapshot()); err != nil {
+		t.Fatal(err)
+	}
+	last, _ := feed.history.Last()
+	diff, _ := feed.history.Diff(0, last.Version)
+	var read struct{ Created *string }
+	if err := json.Unmarshal(diff.Values[Key{Pod, "a/one"}][0], &read); err != nil || read.Created == nil {
+		t.Errorf("created %v, error %v", read.Created, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -50,6 +51,8 @@ type Server struct {
 	beat      time.Duration
 	// patience is how long a stream goes on without an answer about its token.
 	patience time.Duration
+	// answering is how long an answer to why may take: a tenant may write a pod that takes hours, and others wait for theirs.
+	answering time.Duration
 	// stuck is how long a browser may take to read what is written at once.
 	stuck time.Duration
 }
@@ -58,7 +61,7 @@ type Server struct {
 func NewServer(title Title, feed *Feed, admission Admission, why func(ctx context.Context, namespace, pod string) ([]Line, error)) *Server {
 	s := &Server{
 		title: title, feed: feed, admission: admission, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second,
-		patience: time.Minute, stuck: 30 * time.Second,
+		patience: time.Minute, answering: time.Minute, stuck: 30 * time.Second,
 	}
 	page, err := fs.Sub(dist, "web/dist")
 	if err != nil {
@@ -146,7 +149,13 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
-	lines, err := s.why(r.Context(), namespace, pod)
+	ctx, cancel := context.WithTimeout(r.Context(), s.answering)
+	defer cancel()
+	lines, err := s.why(ctx, namespace, pod)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer within %v, as for a pod whose CEL expressions take long: ask 'kubectl stowage why %s -n %s'",
+			s.answering, pod, namespace)
+	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(s.stuck)) // it may have taken long
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)

@@ -570,3 +570,23 @@ func TestConnectionsWithoutATokenEnd(t *testing.T) {
 		t.Errorf("%v: %s %s", err, answer.Status, body)
 	}
 }
+
+// An answer that takes too long ends, so that others get theirs.
+func TestAnAnswerThatTakesTooLong(t *testing.T) {
+	server, access := serve(t, NewFeed(NewHistory(Limits{})), func(s *Server) {
+		s.answering = 50 * time.Millisecond
+		s.why = func(ctx context.Context, _, pod string) ([]Line, error) {
+			if pod == "quick" {
+				return []Line{{Text: "quick waits."}}, nil
+			}
+			<-ctx.Done()
+			return nil, fmt.Errorf("pod %s: %w", pod, ctx.Err())
+		}
+	})
+	for _, tc := range []struct{ pod, want string }{{"slow", "no answer within 50ms"}, {"quick", "quick waits."}} {
+		answer := request(t, server.URL+"/api/why?namespace=a&pod="+tc.pod, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+access.Token) })
+		if body, err := io.ReadAll(answer.Body); err != nil || !strings.Contains(string(body), tc.want) {
+			t.Errorf("%s: %v: %s %s", tc.pod, err, answer.Status, body)
+		}
+	}
+}

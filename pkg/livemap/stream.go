@@ -172,7 +172,7 @@ func (p *page) write(out *bytes.Buffer, more bool) {
 		}
 		out.WriteByte('}')
 	}
-	if p.first && len(p.Moments) > 0 {
+	if !p.more && len(p.Moments) > 0 { // with the last page: one that does not get as far is told them again, with all pages
 		out.WriteString(`,"moments":[`)
 		for i, m := range p.Moments {
 			if i > 0 {

@@ -54,6 +54,9 @@ func (c *Cluster) waiting(name string) (Value, error) {
 	if len(w.Asks) == 0 {
 		return nil, nil
 	}
+	if w.Created.IsZero() { // a file may have no time, for which JSON has null, and the page sorts by it
+		w.Created = metav1.Unix(0, 0)
+	}
 	if pod.Spec.Priority != nil {
 		w.Priority = *pod.Spec.Priority
 	}

@@ -103,7 +103,7 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 			return nil, err
 		}
 		c.Evicted = append(c.Evicted, snapshot.Reference(pod))
-		if owner == nil {
+		if owner == nil || owner.Kind == "ReplicaSet" && pod.DeletionTimestamp != nil { // which has made another one already
 			continue
 		}
 		again := &v1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -144,7 +144,7 @@ func (c *Change) AddPod(pod *v1.Pod) error {
 		template := c.ResourceClaimTemplates[i]
 		claim := &resourceapi.ResourceClaim{
 			ObjectMeta: metav1.ObjectMeta{
-				Namespace: pod.Namespace, Name: pod.Name + "-" + ref.Name, Labels: template.Spec.Labels,
+				Namespace: pod.Namespace, Name: c.freeClaimName(pod.Namespace, pod.Name+"-"+ref.Name), Labels: template.Spec.Labels,
 				Annotations: map[string]string{resourceapi.PodResourceClaimAnnotation: ref.Name},
 				OwnerReferences: []metav1.OwnerReference{{
 					APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true),
@@ -162,6 +162,21 @@ func (c *Change) AddPod(pod *v1.Pod) error {
 	}
 	c.Pods = append(c.Pods, pod)
 	return nil
+}
+
+// freeClaimName is a name that no claim of the namespace has: kube-controller-manager adds a random end.
+func (c *Change) freeClaimName(namespace, name string) string {
+	taken := map[string]bool{}
+	for _, claim := range c.ResourceClaims {
+		if claim.Namespace == namespace && strings.HasPrefix(claim.Name, name) {
+			taken[claim.Name] = true
+		}
+	}
+	free := name
+	for i := 1; taken[free]; i++ {
+		free = fmt.Sprintf("%s-%d", name, i)
+	}
+	return free
 }
 
 // AddClaim adds a claim without an allocation. The error says that there is one of its name.
@@ -219,7 +234,11 @@ func (c *Change) AddNodes(profile string, n int) error {
 	}
 	model := c.Nodes[i]
 	original := slices.Clone(c.ResourceSlices)
-	for k := range n {
+	first := 0 // it may have been called for the profile before
+	for slices.Contains(c.Added, fmt.Sprintf("added-%s-%d", profile, first)) {
+		first++
+	}
+	for k := first; k < first+n; k++ {
 		name := fmt.Sprintf("added-%s-%d", profile, k)
 		rename := func(s string) string { return strings.Replace(s, model.Name, name, 1) }
 		node := model.DeepCopy()

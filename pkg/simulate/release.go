@@ -79,6 +79,14 @@ func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 
 // usesAny tells whether a pod uses one of the claims.
 func usesAny(pod *v1.Pod, claims []explain.ClaimHolder) bool {
+	names := usedBy(pod)
+	return slices.ContainsFunc(claims, func(claim explain.ClaimHolder) bool {
+		return names.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Claim})
+	})
+}
+
+// usedBy are the names of the pod's claims that are known.
+func usedBy(pod *v1.Pod) sets.Set[types.NamespacedName] {
 	names := sets.New[types.NamespacedName]()
 	for i := range pod.Spec.ResourceClaims {
 		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
@@ -88,7 +96,5 @@ func usesAny(pod *v1.Pod, claims []explain.ClaimHolder) bool {
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
 		names.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: extended.ResourceClaimName})
 	}
-	return slices.ContainsFunc(claims, func(claim explain.ClaimHolder) bool {
-		return names.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Claim})
-	})
+	return names
 }

@@ -11,6 +11,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
@@ -43,60 +45,108 @@ func Place(ctx context.Context, change *Change, pods []*v1.Pod, opts Options) ([
 	pods = slices.Clone(pods)
 	inOrder(pods)
 	var outcomes []*Outcome
-	cluster, err := New(ctx, &change.Objects, opts)
+	p, err := newPlacing(ctx, change, opts)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { cluster.Close() }()
-	placed := map[*v1.Pod]*Outcome{}
+	defer p.close()
 	for _, pod := range pods {
-		out, err := cluster.Schedule(ctx, pod)
+		out, err := p.schedule(ctx, pod)
 		if err != nil {
 			return nil, err
 		}
 		if len(out.Victims) > 0 && out.Nominated != "" {
-			if cluster, err = evict(ctx, cluster, change, out, pod, placed, opts); err != nil {
+			if err := p.evict(ctx, out, pod); err != nil {
 				return nil, err
 			}
-			again, err := cluster.Schedule(ctx, pod)
+			again, err := p.schedule(ctx, pod)
 			if err != nil {
 				return nil, err
 			}
 			again.Victims, again.Nominated = out.Victims, out.Nominated
 			out = again
 		}
-		placed[pod] = out
 		outcomes = append(outcomes, out)
 	}
 	return outcomes, nil
 }
 
-// evict begins again on a cluster without the victims. What was placed before stays where it is, with its devices.
-func evict(ctx context.Context, old *Cluster, change *Change, out *Outcome, pod *v1.Pod, placed map[*v1.Pod]*Outcome,
-	opts Options,
-) (*Cluster, error) {
-	old.Close()
-	for p, o := range placed {
-		if o.Node != "" {
-			change.bind(p, o)
-			delete(placed, p)
+// placing places pods one after the other on a copy of a cluster.
+type placing struct {
+	change  *Change
+	opts    Options
+	cluster *Cluster
+	// placed are the pods that have a place in the cluster alone, and bound in no object of the change.
+	placed map[*v1.Pod]*Outcome
+	// reserved are the claims that got devices for these.
+	reserved sets.Set[types.NamespacedName]
+}
+
+func newPlacing(ctx context.Context, change *Change, opts Options) (*placing, error) {
+	cluster, err := New(ctx, &change.Objects, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &placing{
+		change: change, opts: opts, cluster: cluster, placed: map[*v1.Pod]*Outcome{}, reserved: sets.New[types.NamespacedName](),
+	}, nil
+}
+
+func (p *placing) close() { p.cluster.Close() }
+
+// schedule places a pod. If it shares a claim with one that was placed before, that one is bound first, as it would be: until then the
+// scheduler has others wait.
+func (p *placing) schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
+	if p.reserved.HasAny(usedBy(pod).UnsortedList()...) {
+		p.bind()
+		if err := p.renew(ctx); err != nil {
+			return nil, err
 		}
 	}
+	out, err := p.cluster.Schedule(ctx, pod)
+	if err == nil && out.Node != "" {
+		p.placed[pod] = out
+		for _, r := range out.reserved {
+			p.reserved.Insert(types.NamespacedName{Namespace: r.claim.Namespace, Name: r.claim.Name})
+		}
+	}
+	return out, err
+}
+
+// evict begins again on a cluster without the victims. What was placed before stays where it is, with its devices.
+func (p *placing) evict(ctx context.Context, out *Outcome, pod *v1.Pod) error {
+	p.bind()
 	for _, victim := range out.Victims {
 		namespace, name, _ := strings.Cut(victim, "/")
-		if err := change.Delete(namespace, name); err != nil {
-			return old, err
+		if err := p.change.Delete(namespace, name); err != nil {
+			return err
 		}
-		change.Evicted = append(change.Evicted, victim)
+		p.change.Evicted = append(p.change.Evicted, victim)
 	}
 	nominated := pod.DeepCopy()
 	nominated.Status.NominatedNodeName = out.Nominated
-	change.replacePod(nominated)
-	next, err := New(ctx, &change.Objects, opts)
-	if err != nil {
-		return old, err
+	p.change.replacePod(nominated)
+	return p.renew(ctx)
+}
+
+// bind binds what was placed.
+func (p *placing) bind() {
+	for pod, out := range p.placed {
+		p.change.bind(pod, out)
 	}
-	return next, nil
+	clear(p.placed)
+	clear(p.reserved)
+}
+
+// renew begins again on the cluster as it has been changed.
+func (p *placing) renew(ctx context.Context) error {
+	p.cluster.Close()
+	next, err := New(ctx, &p.change.Objects, p.opts)
+	if err != nil {
+		return err
+	}
+	p.cluster = next
+	return nil
 }
 
 // bind writes into the copy what the scheduler would write for a pod that was placed.

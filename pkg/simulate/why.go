@@ -29,6 +29,8 @@ const (
 	Preparing State = "preparing"
 	// Running: it has a node, and its containers were created.
 	Running State = "running"
+	// Deleting: it has no node, is being deleted, and no scheduler tries it.
+	Deleting State = "deleting"
 	// Ended: it has succeeded or failed.
 	Ended State = "ended"
 )
@@ -87,21 +89,24 @@ func Explain(ctx context.Context, objects *snapshot.Objects, namespace, name str
 			why.State = Running
 		}
 		return why, nil
+	case pod.DeletionTimestamp != nil:
+		why.State = Deleting
+		return why, nil
 	}
-	cluster, err := New(ctx, objects, opts)
+	p, err := newPlacing(ctx, NewChange(objects), opts)
 	if err != nil {
 		return nil, err
 	}
-	defer cluster.Close()
+	defer p.close()
 	if why.Group != "" {
-		if err := why.tryGroup(ctx, cluster, objects); err != nil {
+		if err := why.tryGroup(ctx, p, objects); err != nil {
 			return nil, err
 		}
 		if why.Outcome != nil {
 			return why, nil
 		}
 	}
-	out, err := cluster.Schedule(ctx, pod)
+	out, err := p.schedule(ctx, pod)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +136,7 @@ func (w *Why) judge(out *Outcome) {
 }
 
 // tryGroup tries all waiting members one after the other, until one has no place.
-func (w *Why) tryGroup(ctx context.Context, cluster *Cluster, objects *snapshot.Objects) error {
+func (w *Why) tryGroup(ctx context.Context, p *placing, objects *snapshot.Objects) error {
 	var members []*v1.Pod
 	for _, pod := range Waiting(objects) {
 		if g := pod.Spec.SchedulingGroup; pod.Namespace == w.Namespace && g != nil && g.PodGroupName != nil && *g.PodGroupName == w.Group {
@@ -140,7 +145,7 @@ func (w *Why) tryGroup(ctx context.Context, cluster *Cluster, objects *snapshot.
 	}
 	w.Members = len(members)
 	for _, member := range members {
-		out, err := cluster.Schedule(ctx, member)
+		out, err := p.schedule(ctx, member)
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Hash returns a copy whose names of nodes, namespaces, pods, claims, templates, groups and volumes are replaced, wherever they stand,
@@ -106,7 +107,11 @@ var references = map[string]string{
 	"claimName": "pvc", "volumeName": "pv", "podGroupName": "group", "hostname": "host", "subdomain": "host", "serviceAccountName": "account",
 	"serviceAccount": "account", "volumeHandle": "volume", "generateName": "prefix", "workloadName": "workload",
 	"parentCompositePodGroupName": "group", "pdName": "volume", "volumeID": "volume", "diskName": "volume", "diskURI": "volume",
+	"containerName": "container", "templateName": "part", nodeAnnotation: "node", v1.LabelHostname: "node",
 }
+
+// nodeAnnotation names a node, which may be gone.
+const nodeAnnotation = "volume.kubernetes.io/selected-node"
 
 func (h *hasher) object(field string, object map[string]any) {
 	meta, _ := object["metadata"].(map[string]any)
@@ -130,7 +135,7 @@ func (h *hasher) walk(value any, labels bool) {
 	case map[string]any:
 		for key, item := range value {
 			switch text, isText := item.(string); {
-			case key == "message", key == "environment":
+			case key == "message", key == "environment", key == "description" && isText:
 				delete(value, key)
 			case key == "pool":
 				value[key] = h.pool(item)
@@ -141,7 +146,10 @@ func (h *hasher) walk(value any, labels bool) {
 			case key == "disruptedPods":
 				value[key] = h.keys("pod", item)
 			case key == "containers" || key == "initContainers" || key == "containerStatuses" || key == "initContainerStatuses":
-				h.containers(item)
+				h.items("container", item)
+				h.walk(item, labels)
+			case key == "volumes":
+				h.items("podvolume", item)
 				h.walk(item, labels)
 			case key == "labels" || key == "matchLabels":
 				h.labels(item, labels)
@@ -152,7 +160,8 @@ func (h *hasher) walk(value any, labels bool) {
 				h.values(item, labels, "")
 			case key == "namespaces":
 				h.namespaces(item)
-			case key == "ownerReferences", key == "reservedFor", key == "claimRef", key == "consumerRef":
+			case key == "ownerReferences", key == "reservedFor", key == "claimRef", key == "consumerRef", key == "dataSource",
+				key == "dataSourceRef", key == "secretRef":
 				h.refs(item)
 			default:
 				h.walk(item, labels)
@@ -207,7 +216,7 @@ func (h *hasher) labels(value any, all bool) {
 	for key, item := range labels {
 		text, _ := item.(string)
 		switch {
-		case h.nodes[text]:
+		case h.nodes[text], key == v1.LabelHostname:
 			labels[key] = h.name("node", text)
 		case all && key == v1.LabelMetadataName:
 			labels[key] = h.name("ns", text)
@@ -238,6 +247,8 @@ func (h *hasher) values(value any, all bool, sort string) {
 			switch {
 			case name == "values" && key == v1.LabelMetadataName && all:
 				h.values(item, all, "ns")
+			case name == "values" && (key == metav1.ObjectNameField || key == v1.LabelHostname): // of nodes, which may be gone
+				h.values(item, true, "node")
 			case name == "values":
 				h.values(item, all && !isTopology(key), "")
 			case name != "key" && name != "operator":
@@ -279,13 +290,13 @@ func (h *hasher) keys(sort string, value any) any {
 	return hashed
 }
 
-// containers replaces the names of containers, in specs and statuses.
-func (h *hasher) containers(value any) {
+// items replaces the names of containers, in specs and statuses, or of a pod's volumes.
+func (h *hasher) items(sort string, value any) {
 	list, _ := value.([]any)
 	for _, item := range list {
-		if container, ok := item.(map[string]any); ok {
-			if name, ok := container["name"].(string); ok {
-				container["name"] = h.name("container", name)
+		if object, ok := item.(map[string]any); ok {
+			if name, ok := object["name"].(string); ok {
+				object["name"] = h.name(sort, name)
 			}
 		}
 	}

@@ -13,11 +13,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	policyapi "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1"
+	groupapi "k8s.io/api/scheduling/v1beta1"
 	storageapi "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
@@ -121,6 +125,38 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 	}
 }
 
+// namesElsewhere gives names where they stand in fields of their own, and names of nodes that are gone.
+// It returns the UID of a claim for such a node.
+func namesElsewhere(c *snapshottest.Cluster, pod *v1.Pod) types.UID {
+	source := &v1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "secret-source"}
+	pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: "secret-node"}
+	pod.Spec.Volumes = []v1.Volume{{Name: "secret-data", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{
+		VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: v1.PersistentVolumeClaimSpec{DataSource: source}},
+	}}}}
+	pod.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{
+		ResourceClaimName: "secret-claim", RequestMappings: []v1.ContainerExtendedResourceRequest{{ContainerName: "secret-container", RequestName: "r"}},
+	}
+	_, gone := c.Run("team-a", "gone", 0, 0, 0)
+	gone.Status.Allocation.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values = []string{"secret-node"}
+	gone.Status.Allocation.Devices.Results[0].Pool = "secret-node"
+	c.PersistentVolumeClaims = []*v1.PersistentVolumeClaim{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "secret-pvc", Annotations: map[string]string{"volume.kubernetes.io/selected-node": "secret-node"}},
+		Spec:       v1.PersistentVolumeClaimSpec{DataSource: source, DataSourceRef: &v1.TypedObjectReference{Kind: "VolumeSnapshot", Name: "secret-source"}},
+	}}
+	c.PersistentVolumes[0].Spec = v1.PersistentVolumeSpec{
+		PersistentVolumeSource: v1.PersistentVolumeSource{Cinder: &v1.CinderPersistentVolumeSource{SecretRef: &v1.SecretReference{Name: "secret-login"}}},
+		NodeAffinity: &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+			MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{"secret-node"}}},
+		}}}},
+	}
+	c.PriorityClasses = []*schedulingapi.PriorityClass{{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Description: "secret-reason"}}
+	c.PodGroups = []*groupapi.PodGroup{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "secret-group", UID: "group"},
+		Spec:       groupapi.PodGroupSpec{WorkloadRef: &groupapi.WorkloadReference{WorkloadName: "secret-work", TemplateName: "secret-part"}},
+	}}
+	return gone.UID
+}
+
 // No name that a user gave is left, wherever it stood, and what refers to an object still does.
 func TestHashedNames(t *testing.T) {
 	c := small()
@@ -146,6 +182,7 @@ func TestHashedNames(t *testing.T) {
 	pool := c.ResourceSlices[0].DeepCopy()
 	pool.Name, pool.UID, pool.Spec.Pool.Name = "worker-0-fabric", "fabric", "worker-0-fabric"
 	c.ResourceSlices = append(c.ResourceSlices, pool)
+	gone := namesElsewhere(c, pod)
 	whole := c.Snapshot()
 	whole.Missing = []snapshot.Missing{
 		{Resource: "namespaces", Reason: "forbidden"}, {Resource: "/metrics of kubelets", Reason: "node worker-0: dial tcp secret-address:10250: i/o timeout"},
@@ -158,7 +195,7 @@ func TestHashedNames(t *testing.T) {
 		t.Error(diff)
 	}
 	text := string(written(t, hashed))
-	for _, name := range []string{"worker-0", "worker-1", "team-a", "team-b", "train", "late", "secret-"} {
+	for _, name := range []string{"worker-0", "worker-1", "team-a", "team-b", "train", `"late"`, "secret-"} {
 		if strings.Contains(text, name) {
 			t.Errorf("%q is left", name)
 		}
@@ -187,6 +224,9 @@ func TestHashedNames(t *testing.T) {
 		}
 	}
 	for _, claim := range hashed.ResourceClaims {
+		if claim.UID == gone {
+			continue
+		}
 		if a := claim.Status.Allocation; a != nil && (!nodes[a.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values[0]] ||
 			!nodes[a.Devices.Results[0].Pool]) {
 			t.Errorf("allocation %v", a)
@@ -217,6 +257,13 @@ func TestTake(t *testing.T) {
 	c.PersistentVolumes = []*v1.PersistentVolume{{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Spec: v1.PersistentVolumeSpec{
 		PersistentVolumeSource: v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "hidden", Path: "/hidden"}},
 	}}}
+	c.ResourceClaimTemplates = []*resourceapi.ResourceClaimTemplate{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "t"},
+		Spec:       resourceapi.ResourceClaimTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"a": "hidden"}}},
+	}}
+	c.Pods[0].Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{
+		VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"a": "hidden"}}},
+	}}}}
 	client := func(forbidden string) *fake.Clientset {
 		var objects []runtime.Object
 		for object := range c.All() {

@@ -55,6 +55,9 @@ func trimPod(pod *v1.Pod) {
 	var volumes []v1.Volume
 	for _, volume := range spec.Volumes {
 		source := v1.VolumeSource{PersistentVolumeClaim: volume.PersistentVolumeClaim, Ephemeral: volume.Ephemeral}
+		if source.Ephemeral != nil && source.Ephemeral.VolumeClaimTemplate != nil {
+			source.Ephemeral.VolumeClaimTemplate.Annotations = nil
+		}
 		if source.PersistentVolumeClaim != nil || source.Ephemeral != nil {
 			volumes = append(volumes, v1.Volume{Name: volume.Name, VolumeSource: source})
 		}
@@ -105,6 +108,7 @@ func trimVolume(volume *v1.PersistentVolume) {
 		CSI: source.CSI, GCEPersistentDisk: source.GCEPersistentDisk, AWSElasticBlockStore: source.AWSElasticBlockStore,
 		AzureDisk: source.AzureDisk, Cinder: source.Cinder,
 	}
+	volume.Spec.MountOptions = nil
 	if csi := volume.Spec.CSI; csi != nil { // limits count volumes by driver and handle
 		csi.VolumeAttributes, csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef = nil, nil, nil, nil
 		csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef = nil, nil
@@ -117,7 +121,9 @@ func trimCSINode(node *storageapi.CSINode) {
 	}
 }
 
-func trimStorageClass(class *storageapi.StorageClass) { class.Parameters = nil }
+func trimStorageClass(class *storageapi.StorageClass) {
+	class.Parameters, class.MountOptions = nil, nil
+}
 
 // trimClaim drops the drivers' data and parameters: they say how a device is prepared, not which one it is.
 func trimClaim(claim *resourceapi.ResourceClaim) {
@@ -130,7 +136,10 @@ func trimClaim(claim *resourceapi.ResourceClaim) {
 	}
 }
 
-func trimTemplate(template *resourceapi.ResourceClaimTemplate) { trimClaimSpec(&template.Spec.Spec) }
+func trimTemplate(template *resourceapi.ResourceClaimTemplate) {
+	template.Spec.Annotations = nil
+	trimClaimSpec(&template.Spec.Spec)
+}
 
 func trimClaimSpec(spec *resourceapi.ResourceClaimSpec) {
 	for i := range spec.Devices.Config {
