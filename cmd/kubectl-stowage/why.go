@@ -242,10 +242,7 @@ func (c *cli) printOutcome(p *paragraphs, out *simulate.Outcome, indent int) {
 		for _, pool := range e.Pools {
 			p.print(indent, yellow, "Pool %s/%s is %s: %s", pool.Driver, pool.Pool, pool.Kind, pool.Detail)
 		}
-		for _, failed := range e.SelectorErrors {
-			p.print(indent, red, "Selector of request %s, claim %s, fails on %s/%s/%s: %s", failed.Request, failed.Claim,
-				failed.Driver, failed.Pool, failed.Device, failed.Message)
-		}
+		printSelectorErrors(p, e.SelectorErrors, indent, c.output == "wide")
 	}
 	if len(out.Nodes) > 0 {
 		p.print(indent, plain, "Nodes:")
@@ -264,6 +261,23 @@ func (c *cli) printOutcome(p *paragraphs, out *simulate.Outcome, indent int) {
 	}
 }
 
+// printSelectorErrors says on which devices selectors fail. On those of many nodes they often fail in the same way.
+func printSelectorErrors(p *paragraphs, all []explain.SelectorError, indent int, wide bool) {
+	type way struct{ request, claim, message string }
+	var ways []way
+	devices := map[way][]string{}
+	for i := range all {
+		w := way{all[i].Request, all[i].Claim, all[i].Message}
+		if devices[w] == nil {
+			ways = append(ways, w)
+		}
+		devices[w] = append(devices[w], all[i].Driver+"/"+all[i].Pool+"/"+all[i].Device)
+	}
+	for _, w := range ways {
+		p.print(indent, red, "Selector of request %s, claim %s, fails on %s: %s", w.request, w.claim, someOf(devices[w], wide), w.message)
+	}
+}
+
 func afterColon(s string) string {
 	if _, rest, ok := strings.Cut(s, ": "); ok {
 		return rest
@@ -271,7 +285,7 @@ func afterColon(s string) string {
 	return s
 }
 
-// someOf names the first three nodes, or all.
+// someOf gives the first three names, or all.
 func someOf(names []string, all bool) string {
 	if all || len(names) <= 3 {
 		return strings.Join(names, ", ")
@@ -313,10 +327,38 @@ func advise(out *simulate.Outcome) (advice []string) {
 		advice = append(advice, fmt.Sprintf("No release alone on %s, where devices are not all that is missing: %s.",
 			someOf(besides.Nodes, false), besides.Reason))
 	}
+	small := 0
+	if len(out.Victims) == 0 {
+		for _, other := range out.Others {
+			advice = append(advice, fmt.Sprintf("Nodes with devices refuse it for another reason: %s (%s).", other.Reason,
+				someOf(other.Nodes, false)))
+		}
+		for _, empty := range out.EvenEmpty {
+			small += len(empty.Nodes)
+			advice = append(advice, fmt.Sprintf("Devices are not all that is missing on %s. Even if nobody were there: %s.",
+				someOf(empty.Nodes, false), empty.Reason))
+		}
+	}
+	if small < e.Nodes {
+		advice = append(advice, adviseOnRequests(out)...)
+	}
+	if len(advice) == 0 {
+		advice = append(advice, "Another node with such devices: try 'kubectl stowage whatif --add-node PROFILE=1'.")
+	}
+	return advice
+}
+
+// adviseOnRequests says what to change in the requests, or which node to add.
+func adviseOnRequests(out *simulate.Outcome) (advice []string) {
+	e := out.Explanation
 	if e.NeverTogether {
 		advice = append(advice,
 			"No release: no node could satisfy the pod's requests together, even if all its devices were free. Spread them over several pods, or "+
 				"add a larger node.")
+	}
+	nobody := "no node"
+	if len(out.Others) > 0 {
+		nobody = "no other node"
 	}
 	for i := range e.Requests {
 		r := &e.Requests[i]
@@ -325,7 +367,7 @@ func advise(out *simulate.Outcome) (advice []string) {
 				fmt.Sprintf("Request %s: ask for no more than %s of %s, or add a node whose devices have %s.", r.Request,
 					l.LargestCapacity, l.Capacity, l.AskedCapacity))
 		} else if l != nil && l.Devices == 0 {
-			advice = append(advice, fmt.Sprintf("Request %s: no node has a device that matches it: add a node with %d.", r.Request, l.Asked))
+			advice = append(advice, fmt.Sprintf("Request %s: %s has a device that matches it: add a node with %d.", r.Request, nobody, l.Asked))
 		} else if l != nil && l.Asked > l.Devices {
 			advice = append(advice, fmt.Sprintf("Request %s: ask for no more than %d on one node, or add a node with %d.",
 				r.Request, l.Devices, l.Asked))
@@ -336,8 +378,15 @@ func advise(out *simulate.Outcome) (advice []string) {
 					f.Expression, f.Devices, r.Devices, r.DeviceClass))
 		}
 	}
-	if len(advice) == 0 {
-		advice = append(advice, "Another node with such devices: try 'kubectl stowage whatif --add-node PROFILE=1'.")
+	for _, failed := range e.SelectorErrors {
+		what := "the selector"
+		if failed.Attribute != "" {
+			what = "the expression"
+		}
+		mend := fmt.Sprintf("Request %s: mend %s %s, which fails on devices.", failed.Request, what, failed.Expression)
+		if !slices.Contains(advice, mend) {
+			advice = append(advice, mend)
+		}
 	}
 	return advice
 }
