@@ -177,6 +177,11 @@ func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 		if err != nil {
 			return err
 		}
+		if o.listen == "" { // an address that answers nothing is not worth printing, nor a browser
+			if err := livemap.MayFollow(ctx, client); err != nil {
+				return err
+			}
+		}
 		title.Cluster = c.contextName()
 		follow = func(ctx context.Context) error { return feed.Follow(ctx, client) }
 		if o.listen != "" {
