@@ -103,7 +103,7 @@ func (c *cli) fragCommand() *cobra.Command {
 place, and how many if all free GPUs were together. What is lost is fragmentation. Only GPUs that are wholly free and not tainted
 count; CPU and memory of nodes do not.`,
 		Example: "  kubectl stowage frag\n  kubectl stowage frag -o wide   # with the nodes",
-		Args:    cobra.NoArgs,
+		Args:    none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			s, err := c.read(command.Context())
 			if err != nil {

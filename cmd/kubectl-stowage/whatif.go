@@ -47,7 +47,7 @@ The exit code is 3 if a pod has no place, or a disruption budget keeps one on a 
   kubectl stowage whatif --add-node p5.48xlarge=2        # do the pods that wait fit then? Also by the name of a node
   kubectl stowage whatif --drain worker-3                # where would its pods go?
   kubectl stowage whatif -f job.yaml --delete team-b/notebook --priority 1000`,
-		Args: cobra.NoArgs,
+		Args: none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			w.prioritySet = command.Flags().Changed("priority")
 			s, err := c.read(command.Context())
