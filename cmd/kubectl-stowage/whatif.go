@@ -22,6 +22,7 @@ type whatIfOutput struct {
 	header
 	Items   []*simulate.Outcome `json:"items"`
 	Evicted []string            `json:"evicted,omitempty"`
+	Lost    []string            `json:"lost,omitempty"`
 	Kept    []simulate.Kept     `json:"kept,omitempty"`
 	Added   []string            `json:"addedNodes,omitempty"`
 }
@@ -156,7 +157,7 @@ func (c *cli) printWhatIf(change *simulate.Change, outcomes []*simulate.Outcome)
 	if c.output == "json" || c.output == "yaml" {
 		if err := c.writeObject(&whatIfOutput{
 			header{snapshot.APIVersion, "WhatIf"},
-			outcomes, change.Evicted, change.Kept,
+			outcomes, change.Evicted, change.Lost, change.Kept,
 			change.Added,
 		}); err != nil {
 			return err
@@ -199,6 +200,10 @@ func (c *cli) printPlaces(change *simulate.Change, outcomes []*simulate.Outcome,
 		len(outcomes)-without, without)
 	if len(change.Evicted) > 0 {
 		p.print(0, yellow, "Evicted: %s.", strings.Join(change.Evicted, ", "))
+	}
+	if len(change.Lost) > 0 {
+		p.print(0, red, "Nobody makes them again, as they have no controller: %s. kubectl drain evicts them with --force alone.",
+			strings.Join(change.Lost, ", "))
 	}
 	for _, kept := range change.Kept {
 		p.print(0, yellow, "Not evicted: %s: %s. kubectl drain waits.", kept.Pod, kept.Reason)

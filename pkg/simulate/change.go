@@ -25,6 +25,8 @@ type Change struct {
 	snapshot.Objects
 	// Evicted are the pods that lost their place, as namespace/name, and Added the names of the nodes that came.
 	Evicted, Added []string
+	// Lost are those of the evicted that no controller makes again.
+	Lost []string
 	// Kept are the pods that a drain leaves where they are, because a disruption budget refuses their eviction.
 	Kept []Kept
 	// disrupted counts the evictions that a budget has allowed, by namespace/name.
@@ -104,6 +106,7 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 		}
 		c.Evicted = append(c.Evicted, snapshot.Reference(pod))
 		if owner == nil {
+			c.Lost = append(c.Lost, snapshot.Reference(pod))
 			continue
 		}
 		again := &v1.Pod{ObjectMeta: metav1.ObjectMeta{

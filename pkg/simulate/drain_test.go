@@ -167,3 +167,22 @@ func TestRefusedBeforeAnyNode(t *testing.T) {
 		}
 	}
 }
+
+// Pods that no controller makes again are told of: a drain takes them away for good.
+func TestADrainTellsWhatIsLost(t *testing.T) {
+	c := snapshottest.New(2, 2)
+	c.Run("a", "bare", 0, 0, 0)
+	controlled, _ := c.Run("a", "controlled", 0, 0, 1)
+	controlled.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "r", UID: "r", Controller: ptr.To(true)}}
+	change := simulate.NewChange(&c.Objects)
+	back, err := change.Drain("worker-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"a/bare"}, change.Lost); diff != "" {
+		t.Error(diff)
+	}
+	if len(back) != 1 || back[0].Name != "controlled" {
+		t.Errorf("%d pods come back", len(back))
+	}
+}
