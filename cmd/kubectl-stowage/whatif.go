@@ -98,10 +98,7 @@ func (c *cli) change(change *simulate.Change, w *whatIf) ([]*v1.Pod, error) {
 		}
 	}
 	for _, text := range w.deletes {
-		namespace, name, ok := strings.Cut(text, "/")
-		if !ok {
-			namespace, name = c.namespace(), text
-		}
+		namespace, name := c.podOf(text)
 		if err := change.Delete(namespace, name); err != nil {
 			return nil, fmt.Errorf("--delete: %w", err)
 		}

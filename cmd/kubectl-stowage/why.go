@@ -59,6 +59,7 @@ func (c *cli) whyCommand() *cobra.Command {
 The scheduler's own plugins try the pod on a copy of the cluster, whichever scheduler the pod has. Nothing is changed.
 The exit code is 3 if the pod waits.`,
 		Example: "  kubectl stowage why train-0 -n team-a\n" +
+			"  kubectl stowage why team-a/train-0\n" +
 			"  kubectl stowage why train-0 -n team-a -o wide   # node by node\n" +
 			"  kubectl stowage why train-0 -n team-a -o json",
 		Args: one("POD"),
@@ -71,8 +72,8 @@ The exit code is 3 if the pod waits.`,
 			if err != nil {
 				return err
 			}
-			why, err := simulate.Explain(command.Context(), &s.Objects, c.namespace(),
-				strings.TrimPrefix(strings.TrimPrefix(args[0], "pods/"), "pod/"), opts)
+			namespace, name := c.podOf(args[0])
+			why, err := simulate.Explain(command.Context(), &s.Objects, namespace, name, opts)
 			if err != nil {
 				return err
 			}
@@ -89,6 +90,18 @@ The exit code is 3 if the pod waits.`,
 	c.printFlags(command, false)
 	e.addFlags(command)
 	return command
+}
+
+// podOf reads the name of a pod: POD, pod/POD as kubectl has it, or NAMESPACE/POD as the other commands print it.
+func (c *cli) podOf(arg string) (namespace, name string) {
+	before, after, ok := strings.Cut(arg, "/")
+	switch {
+	case !ok:
+		return c.namespace(), arg
+	case before == "pod" || before == "pods":
+		return c.namespace(), after
+	}
+	return before, after
 }
 
 // paragraphs prints text by lines of the terminal's width.
