@@ -12,9 +12,11 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/clusterview"
+	"stowage.dev/stowage/pkg/doctor"
 	"stowage.dev/stowage/pkg/simulate"
 	"stowage.dev/stowage/pkg/snapshot"
 )
@@ -158,6 +160,12 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 	case simulate.Waits:
 		p.print(0, bold, "Pod %s waits.", name)
 	}
+	if slices.ContainsFunc(s.Pods, func(pod *v1.Pod) bool {
+		return pod.Namespace == why.Namespace && pod.Name == why.Pod && doctor.Unserved(s, pod)
+	}) {
+		p.print(0, red, "Scheduler %s has not looked at it: look for a typing error in spec.schedulerName, or start that scheduler.",
+			why.Scheduler)
+	}
 	c.printClaims(p, s, why)
 	if why.Outcome != nil {
 		c.printOutcome(p, why.Outcome, 0)
@@ -182,6 +190,8 @@ func (c *cli) printClaims(p *paragraphs, s *snapshot.Snapshot, why *simulate.Why
 			p.print(0, yellow, "Claim %s: %s.", claim.Name, claim.Missing)
 		case len(claim.Devices) == 0:
 			p.print(0, plain, "Claim %s: not allocated.", claim.Name)
+		case why.State == simulate.Waits:
+			p.print(0, plain, "Claim %s is allocated, and the pod can only go where its devices are:", claim.Name)
 		default:
 			p.print(0, plain, "Claim %s:", claim.Name)
 		}
