@@ -92,7 +92,7 @@ func TestOutputs(t *testing.T) {
 		"claims":         {[]string{"claims", "-n", "team-a"}, 0},
 		"claims-all":     {[]string{"claims", "-A", "-o", "wide"}, 0},
 		"claims-none":    {[]string{"claims", "-n", "team-x"}, 0},
-		"topo":           {[]string{"topo", "worker-1"}, 0},
+		"topo":           {[]string{"topo", "node/worker-1"}, 0},
 		"topo-json":      {[]string{"topo", "worker-1", "-o", "json"}, 0},
 		"frag":           {[]string{"frag"}, 0},
 		"why-runs":       {[]string{"why", "train", "-n", "team-a"}, 0},
