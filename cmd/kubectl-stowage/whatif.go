@@ -4,9 +4,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -51,6 +53,9 @@ The exit code is 3 if a pod has no place, or a disruption budget keeps one on a 
 		Args: none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			w.prioritySet = command.Flags().Changed("priority")
+			if c.file == "-" && slices.Contains(w.files, "-") {
+				return usageError{errors.New("--filename: --snapshot has the standard input")}
+			}
 			s, err := c.read(command.Context())
 			if err != nil {
 				return err

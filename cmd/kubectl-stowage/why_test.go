@@ -4,9 +4,13 @@
 package main
 
 import (
+	"bytes"
+	"io"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/simulate"
@@ -56,5 +60,14 @@ func TestAdvice(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// The standard input is one thing: manifests behind a snapshot would be read as none.
+func TestStandardInputIsReadOnce(t *testing.T) {
+	var errOut bytes.Buffer
+	streams := genericiooptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: &errOut}
+	if got := run(t.Context(), []string{"whatif", "-f", "-", "--snapshot", "-"}, streams); got != exitUsage {
+		t.Errorf("exit code %d, want %d: %s", got, exitUsage, errOut.String())
 	}
 }
