@@ -167,6 +167,11 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 			why.Scheduler)
 	}
 	c.printClaims(p, s, why)
+	if why.State == simulate.Preparing && len(why.Claims) > 0 && !slices.ContainsFunc(why.Claims, func(claim simulate.ClaimStatus) bool {
+		return len(claim.Devices) == 0 || slices.ContainsFunc(claim.Devices, func(d simulate.DeviceStatus) bool { return d.Ready != "True" })
+	}) {
+		p.print(0, plain, "Its devices are ready: kubectl describe pod says what its containers wait for.")
+	}
 	if why.Outcome != nil {
 		c.printOutcome(p, why.Outcome, 0)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/simulate"
+	"stowage.dev/stowage/pkg/snapshot"
 )
 
 // What is proposed would help: neither devices where CPU is missing, nor a node where a selector fails, nor a node more where one of the
@@ -69,5 +70,22 @@ func TestStandardInputIsReadOnce(t *testing.T) {
 	streams := genericiooptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: &errOut}
 	if got := run(t.Context(), []string{"whatif", "-f", "-", "--snapshot", "-"}, streams); got != exitUsage {
 		t.Errorf("exit code %d, want %d: %s", got, exitUsage, errOut.String())
+	}
+}
+
+// Of a pod whose containers do not run it is said if devices are not the reason.
+func TestReadyDevicesAreNotTheReason(t *testing.T) {
+	for ready, want := range map[string]bool{"True": true, "False": false, "": false} {
+		var out bytes.Buffer
+		c := &cli{IOStreams: genericiooptions.IOStreams{Out: &out}}
+		why := &simulate.Why{Namespace: "a", Pod: "b", State: simulate.Preparing, Node: "n", Claims: []simulate.ClaimStatus{
+			{Name: "one", Devices: []simulate.DeviceStatus{{Ready: "True"}}}, {Name: "two", Devices: []simulate.DeviceStatus{{Ready: ready}}},
+		}}
+		if err := c.printWhy(snapshot.New(snapshot.Objects{}), why); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(out.String(), "Its devices are ready"); got != want {
+			t.Errorf("ready %q: it prints\n%s", ready, out.String())
+		}
 	}
 }
