@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -20,6 +21,9 @@ import (
 	"stowage.dev/stowage/pkg/simulate"
 	"stowage.dev/stowage/pkg/snapshot"
 )
+
+// untried is how long a pod waits before it is told that its scheduler has not looked at it: a change of leaders takes half a minute.
+const untried = time.Minute
 
 // whyOutput is the output of why as an object.
 type whyOutput struct {
@@ -161,7 +165,7 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 		p.print(0, bold, "Pod %s waits.", name)
 	}
 	if slices.ContainsFunc(s.Pods, func(pod *v1.Pod) bool {
-		return pod.Namespace == why.Namespace && pod.Name == why.Pod && doctor.Unserved(s, pod)
+		return pod.Namespace == why.Namespace && pod.Name == why.Pod && doctor.Unserved(s, pod, untried)
 	}) {
 		p.print(0, red, "Scheduler %s has not looked at it: look for a typing error in spec.schedulerName, or start that scheduler.",
 			why.Scheduler)
