@@ -79,6 +79,14 @@ Exit codes: 0 done; 1 the cluster or a file could not be read; 2 wrong flags or 
 	return root
 }
 
+// none is for commands without arguments. cobra.NoArgs would speak of an unknown command.
+func none(command *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s: Too many: %q: want no arguments; flags are listed by --help", command.Name(), args)
+	}
+	return nil
+}
+
 // one is for commands with one argument.
 func one(what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
@@ -186,7 +194,7 @@ It has no environment, command, image or annotation of a container, and no drive
 device plugins, and arguments of Stowage and kube-scheduler. With --hash-names it has no names that users gave either, nor what is
 installed, but labels of nodes, device attributes, classes and drivers as they are. Every other command reads it with --snapshot FILE.`,
 		Example: "  kubectl stowage snapshot --hash-names | gzip > cluster.json.gz\n  kubectl stowage gpus --snapshot cluster.json.gz",
-		Args:    cobra.NoArgs,
+		Args:    none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			s, err := c.readInstallation(command.Context())
 			if err != nil {

@@ -31,7 +31,7 @@ checks.
 What you may not read is not looked at, and is named. Nothing is changed. The exit code is 0 if nothing was found, and 3 if something was.`,
 		Example: "  kubectl stowage doctor\n  kubectl stowage doctor -o wide   # with the checks that found nothing\n" +
 			"  kubectl stowage doctor -o json | jq '.findings[] | select(.severity == \"error\")'",
-		Args: cobra.NoArgs,
+		Args: none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			s, err := c.readInstallation(command.Context())
 			if err != nil {

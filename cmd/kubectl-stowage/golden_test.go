@@ -43,11 +43,14 @@ func example(t *testing.T) string {
 	c.Run("team-b", "batch", 0, 1, 1, 2)
 	c.Taint(1, 3, "gpu.nvidia.com/xid")
 	c.Pod("team-a", "small", 1, 0)
-	c.Pod("team-a", "large", 5, 0)
+	large, _ := c.Pod("team-a", "large", 5, 0)
 	late, _ := c.Pod("team-b", "picky", 2, 0)
 	late.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "worker-1"}
 	urgent, _ := c.Pod("team-b", "urgent", 2, 100)
 	urgent.Spec.NodeSelector = late.Spec.NodeSelector
+	for _, tried := range []*v1.Pod{large, late, urgent} { // small has no scheduler
+		tried.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse}}
+	}
 	c.Pod("team-c", "unclaimed", 1, 0)
 	c.ResourceClaims = c.ResourceClaims[:len(c.ResourceClaims)-1]
 	guarded, _ := c.Run("team-c", "guarded", 0, 2, 0)
@@ -144,11 +147,12 @@ func TestOutputs(t *testing.T) {
 		"claims":         {[]string{"claims", "-n", "team-a"}, 0},
 		"claims-all":     {[]string{"claims", "-A", "-o", "wide"}, 0},
 		"claims-none":    {[]string{"claims", "-n", "team-x"}, 0},
-		"topo":           {[]string{"topo", "worker-1"}, 0},
+		"topo":           {[]string{"topo", "node/worker-1"}, 0},
 		"topo-json":      {[]string{"topo", "worker-1", "-o", "json"}, 0},
 		"frag":           {[]string{"frag"}, 0},
 		"why-runs":       {[]string{"why", "train", "-n", "team-a"}, 0},
 		"why-fits":       {[]string{"why", "pod/small", "-n", "team-a"}, 0},
+		"why-elsewhere":  {[]string{"why", "team-a/train"}, 0},
 		"why-never":      {[]string{"why", "large", "-n", "team-a"}, exitNo},
 		"why-holders":    {[]string{"why", "picky", "-n", "team-b"}, exitNo},
 		"why-preempts":   {[]string{"why", "urgent", "-n", "team-b", "-o", "wide"}, exitNo},

@@ -32,7 +32,7 @@ func (c *cli) gpusCommand() *cobra.Command {
   kubectl stowage gpus --node worker-3 -o wide
   kubectl stowage gpus --state free,tainted --no-headers
   kubectl stowage gpus -o json | jq '.items[] | select(.state == "held") | .holders'`,
-		Args: cobra.NoArgs,
+		Args: none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			for _, state := range states {
 				if !slices.Contains(allStates, clusterview.State(state)) {
@@ -211,7 +211,7 @@ func (c *cli) claimsCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use: "claims", Short: "List ResourceClaims: state, requests, devices, pods",
 		Example: "  kubectl stowage claims -A\n  kubectl stowage claims -n team-a -o wide --watch",
-		Args:    cobra.NoArgs,
+		Args:    none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			namespace := c.namespace()
 			return c.show(command.Context(), func(s *snapshot.Snapshot) (*table, string, any) {

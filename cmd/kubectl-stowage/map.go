@@ -64,7 +64,7 @@ list what manifests/kubectl/reader.yaml has. It reads with its own account.`,
 		Example: "  kubectl stowage map\n" +
 			"  kubectl stowage map --port 8080 --open=false   # then: ssh -L 8080:127.0.0.1:8080 HOST\n" +
 			"  kubectl stowage map --snapshot cluster.json.gz",
-		Args: cobra.NoArgs,
+		Args: none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if o.port < 0 || o.port > 65535 {
 				return usageError{fmt.Errorf("--port: Invalid value: %d: want 0 to 65535", o.port)}
@@ -175,6 +175,11 @@ func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 		client, err := c.client()
 		if err != nil {
 			return err
+		}
+		if o.listen == "" { // an address that answers nothing is not worth printing, nor a browser
+			if err := livemap.MayFollow(ctx, client); err != nil {
+				return err
+			}
 		}
 		title.Cluster = c.contextName()
 		follow = func(ctx context.Context) error { return feed.Follow(ctx, client) }

@@ -60,6 +60,18 @@ func TestTheMapEnds(t *testing.T) {
 	}
 }
 
+// Without a cluster no address is printed.
+func TestTheMapOfNoCluster(t *testing.T) {
+	var out, errOut bytes.Buffer
+	args := []string{"map", "--open=false", "--server", "http://127.0.0.1:1"}
+	if got := run(t.Context(), args, genericiooptions.IOStreams{Out: &out, ErrOut: &errOut}); got != exitError {
+		t.Errorf("exit code %d, want %d", got, exitError)
+	}
+	if out.Len() > 0 || !strings.HasPrefix(errOut.String(), "error: list resourceslices.resource.k8s.io: ") {
+		t.Errorf("it prints %q, and tells %q", out.String(), errOut.String())
+	}
+}
+
 // printed calls found when something is written.
 type printed struct {
 	bytes.Buffer

@@ -108,7 +108,7 @@ func (t *table) write(w io.Writer, to terminal, headers bool) error {
 			widths[i] = max(widths[i], utf8.RuneCountInString(printable(c.text)))
 		}
 	}
-	fit(widths, to.width)
+	gap := fit(widths, to.width)
 	var out strings.Builder
 	for _, row := range rows {
 		line := 0
@@ -138,27 +138,34 @@ func (t *table) write(w io.Writer, to terminal, headers bool) error {
 }
 
 const (
-	gap = 3 // between columns
+	// wide is how far apart columns are, where there is room.
+	wide = 3
 	// narrowest is how narrow a column gets for others to be seen.
 	narrowest = 8
 )
 
-// fit makes the widest columns narrower until a row has room, or none can be.
-func fit(widths []int, room int) {
+// fit makes the widest columns narrower until a row has room, or none can be, and then the gap between columns, which it returns.
+func fit(widths []int, room int) int {
 	if room <= 0 {
-		return
+		return wide
 	}
-	for {
+	for gap := wide; ; {
 		sum, widest := gap*(len(widths)-1), 0
 		for i, width := range widths {
 			if sum += width; width > widths[widest] {
 				widest = i
 			}
 		}
-		if sum <= room || widths[widest] <= narrowest {
-			return
+		switch {
+		case sum <= room:
+			return gap
+		case widths[widest] > narrowest:
+			widths[widest]--
+		case gap > 1:
+			gap--
+		default:
+			return gap
 		}
-		widths[widest]--
 	}
 }
 

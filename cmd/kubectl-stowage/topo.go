@@ -38,12 +38,17 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 			if err != nil {
 				return err
 			}
-			gpus := slices.DeleteFunc(clusterview.GPUs(s), func(g *clusterview.GPU) bool { return g.Node != args[0] })
-			if len(gpus) == 0 {
-				return fmt.Errorf("node %s: no ResourceSlice has devices of it", args[0])
+			node := strings.TrimPrefix(strings.TrimPrefix(args[0], "nodes/"), "node/")
+			gpus := slices.DeleteFunc(clusterview.GPUs(s), func(g *clusterview.GPU) bool { return g.Node != node })
+			switch {
+			case len(gpus) > 0:
+			case !slices.Contains(nodeNames(s), node):
+				return fmt.Errorf("node %s: there is none", node)
+			default:
+				return fmt.Errorf("node %s: no ResourceSlice has devices of it", node)
 			}
 			topo := &topology{
-				header: header{snapshot.APIVersion, "Topology"}, Node: args[0], GPUs: gpus,
+				header: header{snapshot.APIVersion, "Topology"}, Node: node, GPUs: gpus,
 				Groups: clusterview.FreeGroups(gpus),
 			}
 			t := &table{headers: []string{""}}
@@ -102,8 +107,8 @@ func (c *cli) fragCommand() *cobra.Command {
 		Long: `Show which sizes still fit, and where: for each model, how many pods with 1, 2, 4, ... free GPUs of one node would have a
 place, and how many if all free GPUs were together. What is lost is fragmentation. Only GPUs that are wholly free and not tainted, on
 nodes that take pods, count; CPU and memory of nodes do not.`,
-		Example: "  kubectl stowage frag\n  kubectl stowage frag -o wide   # with the nodes",
-		Args:    cobra.NoArgs,
+		Example: "  kubectl stowage frag\n  kubectl stowage frag -o wide   # with all nodes",
+		Args:    none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			s, err := c.read(command.Context())
 			if err != nil {

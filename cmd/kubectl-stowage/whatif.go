@@ -4,9 +4,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,6 +24,7 @@ type whatIfOutput struct {
 	header
 	Items   []*simulate.Outcome `json:"items"`
 	Evicted []string            `json:"evicted,omitempty"`
+	Lost    []string            `json:"lost,omitempty"`
 	Kept    []simulate.Kept     `json:"kept,omitempty"`
 	Added   []string            `json:"addedNodes,omitempty"`
 }
@@ -47,9 +50,12 @@ The exit code is 3 if a pod has no place, or a disruption budget keeps one on a 
   kubectl stowage whatif --add-node p5.48xlarge=2        # do the pods that wait fit then? Also by the name of a node
   kubectl stowage whatif --drain worker-3                # where would its pods go?
   kubectl stowage whatif -f job.yaml --delete team-b/notebook --priority 1000`,
-		Args: cobra.NoArgs,
+		Args: none,
 		RunE: func(command *cobra.Command, _ []string) error {
 			w.prioritySet = command.Flags().Changed("priority")
+			if c.file == "-" && slices.Contains(w.files, "-") {
+				return usageError{errors.New("--filename: --snapshot has the standard input")}
+			}
 			s, err := c.read(command.Context())
 			if err != nil {
 				return err
@@ -97,10 +103,7 @@ func (c *cli) change(change *simulate.Change, w *whatIf) ([]*v1.Pod, error) {
 		}
 	}
 	for _, text := range w.deletes {
-		namespace, name, ok := strings.Cut(text, "/")
-		if !ok {
-			namespace, name = c.namespace(), text
-		}
+		namespace, name := c.podOf(text)
 		if err := change.Delete(namespace, name); err != nil {
 			return nil, fmt.Errorf("--delete: %w", err)
 		}
@@ -156,7 +159,7 @@ func (c *cli) printWhatIf(change *simulate.Change, outcomes []*simulate.Outcome)
 	if c.output == "json" || c.output == "yaml" {
 		if err := c.writeObject(&whatIfOutput{
 			header{snapshot.APIVersion, "WhatIf"},
-			outcomes, change.Evicted, change.Kept,
+			outcomes, change.Evicted, change.Lost, change.Kept,
 			change.Added,
 		}); err != nil {
 			return err
@@ -199,6 +202,10 @@ func (c *cli) printPlaces(change *simulate.Change, outcomes []*simulate.Outcome,
 		len(outcomes)-without, without)
 	if len(change.Evicted) > 0 {
 		p.print(0, yellow, "Evicted: %s.", strings.Join(change.Evicted, ", "))
+	}
+	if len(change.Lost) > 0 {
+		p.print(0, red, "Nobody makes them again, as they have no controller: %s. kubectl drain evicts them with --force alone.",
+			strings.Join(change.Lost, ", "))
 	}
 	for _, kept := range change.Kept {
 		p.print(0, yellow, "Not evicted: %s: %s. kubectl drain waits.", kept.Pod, kept.Reason)

@@ -9,15 +9,21 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/clusterview"
+	"stowage.dev/stowage/pkg/doctor"
 	"stowage.dev/stowage/pkg/simulate"
 	"stowage.dev/stowage/pkg/snapshot"
 )
+
+// untried is how long a pod waits before it is told that its scheduler has not looked at it: a change of leaders takes half a minute.
+const untried = time.Minute
 
 // whyOutput is the output of why as an object.
 type whyOutput struct {
@@ -59,6 +65,7 @@ func (c *cli) whyCommand() *cobra.Command {
 The scheduler's own plugins try the pod on a copy of the cluster, whichever scheduler the pod has. Nothing is changed.
 The exit code is 3 if the pod waits.`,
 		Example: "  kubectl stowage why train-0 -n team-a\n" +
+			"  kubectl stowage why team-a/train-0\n" +
 			"  kubectl stowage why train-0 -n team-a -o wide   # node by node\n" +
 			"  kubectl stowage why train-0 -n team-a -o json",
 		Args: one("POD"),
@@ -71,8 +78,8 @@ The exit code is 3 if the pod waits.`,
 			if err != nil {
 				return err
 			}
-			why, err := simulate.Explain(command.Context(), &s.Objects, c.namespace(),
-				strings.TrimPrefix(strings.TrimPrefix(args[0], "pods/"), "pod/"), opts)
+			namespace, name := c.podOf(args[0])
+			why, err := simulate.Explain(command.Context(), &s.Objects, namespace, name, opts)
 			if err != nil {
 				return err
 			}
@@ -89,6 +96,18 @@ The exit code is 3 if the pod waits.`,
 	c.printFlags(command, false)
 	e.addFlags(command)
 	return command
+}
+
+// podOf reads the name of a pod: POD, pod/POD as kubectl has it, or NAMESPACE/POD as the other commands print it.
+func (c *cli) podOf(arg string) (namespace, name string) {
+	before, after, ok := strings.Cut(arg, "/")
+	switch {
+	case !ok:
+		return c.namespace(), arg
+	case before == "pod" || before == "pods":
+		return c.namespace(), after
+	}
+	return before, after
 }
 
 // paragraphs prints text by lines of the terminal's width.
@@ -147,7 +166,18 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 	case simulate.Waits:
 		p.print(0, bold, "Pod %s waits.", name)
 	}
+	if slices.ContainsFunc(s.Pods, func(pod *v1.Pod) bool {
+		return pod.Namespace == why.Namespace && pod.Name == why.Pod && doctor.Unserved(s, pod, untried)
+	}) {
+		p.print(0, red, "Scheduler %s has not looked at it: look for a typing error in spec.schedulerName, or start that scheduler.",
+			why.Scheduler)
+	}
 	c.printClaims(p, s, why)
+	if why.State == simulate.Preparing && len(why.Claims) > 0 && !slices.ContainsFunc(why.Claims, func(claim simulate.ClaimStatus) bool {
+		return len(claim.Devices) == 0 || slices.ContainsFunc(claim.Devices, func(d simulate.DeviceStatus) bool { return d.Ready != "True" })
+	}) {
+		p.print(0, plain, "Its devices are ready: kubectl describe pod says what its containers wait for.")
+	}
 	if why.Outcome != nil {
 		c.printOutcome(p, why.Outcome, 0)
 	}
@@ -171,6 +201,8 @@ func (c *cli) printClaims(p *paragraphs, s *snapshot.Snapshot, why *simulate.Why
 			p.print(0, yellow, "Claim %s: %s.", claim.Name, claim.Missing)
 		case len(claim.Devices) == 0:
 			p.print(0, plain, "Claim %s: not allocated.", claim.Name)
+		case why.State == simulate.Waits:
+			p.print(0, plain, "Claim %s is allocated, and the pod can only go where its devices are:", claim.Name)
 		default:
 			p.print(0, plain, "Claim %s:", claim.Name)
 		}
@@ -248,10 +280,7 @@ func (c *cli) printOutcome(p *paragraphs, out *simulate.Outcome, indent int) {
 		for _, pool := range e.Pools {
 			p.print(indent, yellow, "Pool %s/%s is %s: %s", pool.Driver, pool.Pool, pool.Kind, pool.Detail)
 		}
-		for _, failed := range e.SelectorErrors {
-			p.print(indent, red, "Selector of request %s, claim %s, fails on %s/%s/%s: %s", failed.Request, failed.Claim,
-				failed.Driver, failed.Pool, failed.Device, failed.Message)
-		}
+		printSelectorErrors(p, e.SelectorErrors, indent, c.output == "wide")
 	}
 	if len(out.Nodes) > 0 {
 		p.print(indent, plain, "Nodes:")
@@ -270,6 +299,23 @@ func (c *cli) printOutcome(p *paragraphs, out *simulate.Outcome, indent int) {
 	}
 }
 
+// printSelectorErrors says on which devices selectors fail. On those of many nodes they often fail in the same way.
+func printSelectorErrors(p *paragraphs, all []explain.SelectorError, indent int, wide bool) {
+	type way struct{ request, claim, message string }
+	var ways []way
+	devices := map[way][]string{}
+	for i := range all {
+		w := way{all[i].Request, all[i].Claim, all[i].Message}
+		if devices[w] == nil {
+			ways = append(ways, w)
+		}
+		devices[w] = append(devices[w], all[i].Driver+"/"+all[i].Pool+"/"+all[i].Device)
+	}
+	for _, w := range ways {
+		p.print(indent, red, "Selector of request %s, claim %s, fails on %s: %s", w.request, w.claim, someOf(devices[w], wide), w.message)
+	}
+}
+
 func afterColon(s string) string {
 	if _, rest, ok := strings.Cut(s, ": "); ok {
 		return rest
@@ -277,7 +323,7 @@ func afterColon(s string) string {
 	return s
 }
 
-// someOf names the first three nodes, or all.
+// someOf gives the first three names, or all.
 func someOf(names []string, all bool) string {
 	if all || len(names) <= 3 {
 		return strings.Join(names, ", ")
@@ -319,10 +365,38 @@ func advise(out *simulate.Outcome) (advice []string) {
 		advice = append(advice, fmt.Sprintf("No release alone on %s, where devices are not all that is missing: %s.",
 			someOf(besides.Nodes, false), besides.Reason))
 	}
+	small := 0
+	if len(out.Victims) == 0 {
+		for _, other := range out.Others {
+			advice = append(advice, fmt.Sprintf("Nodes with devices refuse it for another reason: %s (%s).", other.Reason,
+				someOf(other.Nodes, false)))
+		}
+		for _, empty := range out.EvenEmpty {
+			small += len(empty.Nodes)
+			advice = append(advice, fmt.Sprintf("Devices are not all that is missing on %s. Even if nobody were there: %s.",
+				someOf(empty.Nodes, false), empty.Reason))
+		}
+	}
+	if small < e.Nodes {
+		advice = append(advice, adviseOnRequests(out)...)
+	}
+	if len(advice) == 0 {
+		advice = append(advice, "Another node with such devices: try 'kubectl stowage whatif --add-node PROFILE=1'.")
+	}
+	return advice
+}
+
+// adviseOnRequests says what to change in the requests, or which node to add.
+func adviseOnRequests(out *simulate.Outcome) (advice []string) {
+	e := out.Explanation
 	if e.NeverTogether {
 		advice = append(advice,
 			"No release: no node could satisfy the pod's requests together, even if all its devices were free. Spread them over several pods, or "+
 				"add a larger node.")
+	}
+	nobody := "no node"
+	if len(out.Others) > 0 {
+		nobody = "no other node"
 	}
 	for i := range e.Requests {
 		r := &e.Requests[i]
@@ -331,7 +405,7 @@ func advise(out *simulate.Outcome) (advice []string) {
 				fmt.Sprintf("Request %s: ask for no more than %s of %s, or add a node whose devices have %s.", r.Request,
 					l.LargestCapacity, l.Capacity, l.AskedCapacity))
 		} else if l != nil && l.Devices == 0 {
-			advice = append(advice, fmt.Sprintf("Request %s: no node has a device that matches it: add a node with %d.", r.Request, l.Asked))
+			advice = append(advice, fmt.Sprintf("Request %s: %s has a device that matches it: add a node with %d.", r.Request, nobody, l.Asked))
 		} else if l != nil && l.Asked > l.Devices {
 			advice = append(advice, fmt.Sprintf("Request %s: ask for no more than %d on one node, or add a node with %d.",
 				r.Request, l.Devices, l.Asked))
@@ -342,8 +416,15 @@ func advise(out *simulate.Outcome) (advice []string) {
 					f.Expression, f.Devices, r.Devices, r.DeviceClass))
 		}
 	}
-	if len(advice) == 0 {
-		advice = append(advice, "Another node with such devices: try 'kubectl stowage whatif --add-node PROFILE=1'.")
+	for _, failed := range e.SelectorErrors {
+		what := "the selector"
+		if failed.Attribute != "" {
+			what = "the expression"
+		}
+		mend := fmt.Sprintf("Request %s: mend %s %s, which fails on devices.", failed.Request, what, failed.Expression)
+		if !slices.Contains(advice, mend) {
+			advice = append(advice, mend)
+		}
 	}
 	return advice
 }

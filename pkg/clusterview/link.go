@@ -115,7 +115,7 @@ func (p *Place) within(link Link) (names []string) {
 		if p.PCIeRoot != "" {
 			names = append(names, "root")
 		}
-	default:
+	case Unknown, Self:
 		names = append(names, "node")
 	}
 	return names

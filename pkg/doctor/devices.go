@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -121,7 +122,9 @@ func (c *cluster) slices() {
 	for _, p := range pools {
 		object := fmt.Sprintf("pool %s/%s", p.driver, p.name)
 		restart := "Its driver publishes it anew: read its log on that node, and restart it if it says nothing."
-		newest := slices.MaxFunc(of[p], func(a, b *resourceapi.ResourceSlice) int { return int(a.Spec.Pool.Generation - b.Spec.Pool.Generation) })
+		newest := slices.MaxFunc(of[p], func(a, b *resourceapi.ResourceSlice) int {
+			return cmp.Compare(a.Spec.Pool.Generation, b.Spec.Pool.Generation)
+		})
 		generation, want, have := newest.Spec.Pool.Generation, newest.Spec.Pool.ResourceSliceCount, int64(0)
 		names, gone, agree := map[string]bool{}, map[string]bool{}, true
 		for _, slice := range of[p] {
@@ -155,34 +158,37 @@ func (c *cluster) slices() {
 			c.find(Error, object, restart, "It has %d of %d slices: its devices are given to nobody", have, want)
 		}
 	}
-	c.oneNameOnTwoNodes()
+	names := namedAlike(c.s.ResourceSlices, c.nodes)
+	for _, p := range slices.SortedFunc(maps.Keys(names), func(a, b alike) int {
+		return slices.Compare([]string{a.driver, a.pool, a.first, a.other}, []string{b.driver, b.pool, b.first, b.other})
+	}) {
+		c.find(Error, fmt.Sprintf("pool %s/%s", p.driver, p.pool), "Have the driver call the pool after its node: claims cannot tell them apart.",
+			"Nodes %s and %s both have devices of these names: %s", p.first, p.other, some(names[p]))
+	}
 }
 
-// oneNameOnTwoNodes finds devices of two nodes that have one ID, because their driver calls pools and devices alike on each.
-func (c *cluster) oneNameOnTwoNodes() {
-	type pair struct{ driver, pool, first, other string }
-	first, alike := map[clusterview.ID]string{}, map[pair][]string{}
-	for _, slice := range c.s.ResourceSlices {
+// alike are the nodes first and other of which a driver calls a pool and devices alike.
+type alike struct{ driver, pool, first, other string }
+
+// namedAlike are the names of the devices that have one ID on two nodes.
+func namedAlike(published []*resourceapi.ResourceSlice, nodes map[string]*v1.Node) map[alike][]string {
+	first, names := map[clusterview.ID]string{}, map[alike][]string{}
+	for _, slice := range published {
 		node := ptr.Deref(slice.Spec.NodeName, "")
-		if node == "" || c.nodes[node] == nil {
+		if nodes[node] == nil {
 			continue
 		}
 		for i := range slice.Spec.Devices {
 			id := clusterview.ID{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name, Device: slice.Spec.Devices[i].Name}
 			if other, known := first[id]; known && other != node {
-				p := pair{id.Driver, id.Pool, other, node}
-				alike[p] = append(alike[p], id.Device)
+				p := alike{id.Driver, id.Pool, other, node}
+				names[p] = append(names[p], id.Device)
 			} else {
 				first[id] = node
 			}
 		}
 	}
-	for _, p := range slices.SortedFunc(maps.Keys(alike), func(a, b pair) int {
-		return slices.Compare([]string{a.driver, a.pool, a.first, a.other}, []string{b.driver, b.pool, b.first, b.other})
-	}) {
-		c.find(Error, fmt.Sprintf("pool %s/%s", p.driver, p.pool), "Have the driver call the pool after its node: claims cannot tell them apart.",
-			"Nodes %s and %s both have devices of these names: %s", p.first, p.other, some(alike[p]))
-	}
+	return names
 }
 
 // sameDevice finds a GPU that is in two pools, by its UUID or its place on the PCI bus of a node.
@@ -261,35 +267,24 @@ func (c *cluster) devicePlugin() {
 }
 
 func (c *cluster) heldTwice() {
-	for _, d := range c.devices {
-		if d.Object != nil && ptr.Deref(d.Object.AllowMultipleAllocations, false) {
-			continue
-		}
-		if names := holdersOf(d); len(names) > 1 && slices.ContainsFunc(d.Holders, isWhole) {
-			c.find(Error, "device "+d.ID.String(), releaseOthers, "%d claims hold it: %s", len(names), some(names))
-		}
-	}
-	c.overdrawn()
-}
-
-const releaseOthers = "Delete the pods of all but one of them; then look at the checks fence and other-schedulers."
-
-// overdrawn finds devices that exclude each other, such as a GPU and a partition of it, and are both held.
-func (c *cluster) overdrawn() {
+	const do = "Delete the pods of all but one of them; then look at the checks fence and other-schedulers."
 	told := map[clusterview.ID]bool{}
 	for _, d := range c.devices {
+		names, several := holdersOf(d), d.Object != nil && ptr.Deref(d.Object.AllowMultipleAllocations, false)
+		if !several && len(names) > 1 && slices.ContainsFunc(d.Holders, isWhole) {
+			c.find(Error, "device "+d.ID.String(), do, "%d claims hold it: %s", len(names), some(names))
+		}
 		if !d.Overdrawn || len(d.Beside) == 0 || told[d.ID] {
 			continue
 		}
-		var others []string
+		var others []string // of devices that exclude this one, such as a partition of it
 		for i := range d.Beside {
 			id := d.ID
 			id.Device = d.Beside[i].Device
 			told[id] = true
 			others = append(others, d.Beside[i].Namespace+"/"+d.Beside[i].Claim+" ("+id.Device+")")
 		}
-		c.find(Error, "device "+d.ID.String(), releaseOthers, "%s has it, and others have what is not there beside it: %s",
-			some(holdersOf(d)), some(others))
+		c.find(Error, "device "+d.ID.String(), do, "%s has it, and others have what is not there beside it: %s", some(names), some(others))
 	}
 }
 

@@ -338,13 +338,18 @@ func keptBack(s *snapshot.Snapshot, pod *v1.Pod) bool {
 	})
 }
 
-// unservedPods are those that no scheduler has written a condition to. One that tries a pod does so at once, whether it fits or not.
+// Unserved tells whether a pod waits longer than that for a scheduler that has not written a condition to it. One that tries a pod does so
+// at once, whether it fits or not.
+func Unserved(s *snapshot.Snapshot, pod *v1.Pod, longer time.Duration) bool {
+	looked := slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodScheduled })
+	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && pod.Status.Phase == v1.PodPending && !looked &&
+		len(pod.Spec.SchedulingGates) == 0 && s.Taken.Sub(pod.CreationTimestamp.Time) > longer && !keptBack(s, pod)
+}
+
 func (c *cluster) unservedPods() {
 	of := map[string][]string{}
 	for _, pod := range c.s.Pods {
-		looked := slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodScheduled })
-		if pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && pod.Status.Phase == v1.PodPending && !looked &&
-			len(pod.Spec.SchedulingGates) == 0 && c.older(pod.CreationTimestamp) && !keptBack(c.s, pod) {
+		if Unserved(c.s, pod, patience) {
 			of[pod.Spec.SchedulerName] = append(of[pod.Spec.SchedulerName], pod.Namespace+"/"+pod.Name)
 		}
 	}

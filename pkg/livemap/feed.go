@@ -20,6 +20,9 @@ import (
 // collect is how long changes are collected before they make a version. An allocation comes as several writes.
 const collect = 150 * time.Millisecond
 
+// follows is what a map shows of a cluster.
+var follows = snapshot.Followed{PendingPods: true}
+
 // Status is how far the map can be trusted.
 type Status struct {
 	// Ready: all objects that were there at the start are told.
@@ -58,7 +61,7 @@ func (f *Feed) Follow(ctx context.Context, client kubernetes.Interface) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel(nil)
-	return snapshot.Follow(ctx, client, snapshot.Followed{PendingPods: true}, f, func(missing []snapshot.Missing) {
+	return snapshot.Follow(ctx, client, follows, f, func(missing []snapshot.Missing) {
 		f.setStatus(func(s *Status) { s.Missing = missing })
 		running.Go(func() {
 			if err := f.run(ctx); err != nil {
@@ -66,6 +69,11 @@ func (f *Feed) Follow(ctx context.Context, client kubernetes.Interface) error {
 			}
 		})
 	})
+}
+
+// MayFollow is the error with which Follow would end at once.
+func MayFollow(ctx context.Context, client kubernetes.Interface) error {
+	return snapshot.MayFollow(ctx, client, follows)
 }
 
 // Fill makes the one version of a snapshot.

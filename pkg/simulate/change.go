@@ -25,6 +25,8 @@ type Change struct {
 	snapshot.Objects
 	// Evicted are the pods that lost their place, as namespace/name, and Added the names of the nodes that came.
 	Evicted, Added []string
+	// Lost are those of the evicted that no controller makes again.
+	Lost []string
 	// Kept are the pods that a drain leaves where they are, because a disruption budget refuses their eviction.
 	Kept []Kept
 	// disrupted counts the evictions that a budget has allowed, by namespace/name.
@@ -103,7 +105,11 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 			return nil, err
 		}
 		c.Evicted = append(c.Evicted, snapshot.Reference(pod))
-		if owner == nil || owner.Kind == "ReplicaSet" && pod.DeletionTimestamp != nil { // which has made another one already
+		deleted := pod.DeletionTimestamp != nil
+		if owner == nil && !deleted {
+			c.Lost = append(c.Lost, snapshot.Reference(pod))
+		}
+		if owner == nil || owner.Kind == "ReplicaSet" && deleted { // which has made another one already
 			continue
 		}
 		again := &v1.Pod{ObjectMeta: metav1.ObjectMeta{

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	policyapi "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -164,6 +165,45 @@ func TestRefusedBeforeAnyNode(t *testing.T) {
 		}
 		if out := why.Outcome; out.RefusedBy != "DeviceClaims" || out.Explanation != nil || out.Reason == "" {
 			t.Errorf("%s: refused by %q, %q, %+v", name, out.RefusedBy, out.Reason, out.Explanation)
+		}
+	}
+}
+
+// Pods that no controller makes again are told of: a drain takes them away for good.
+func TestADrainTellsWhatIsLost(t *testing.T) {
+	c := snapshottest.New(2, 2)
+	c.Run("a", "bare", 0, 0, 0)
+	controlled, _ := c.Run("a", "controlled", 0, 0, 1)
+	controlled.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "r", UID: "r", Controller: ptr.To(true)}}
+	change := simulate.NewChange(&c.Objects)
+	back, err := change.Drain("worker-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"a/bare"}, change.Lost); diff != "" {
+		t.Error(diff)
+	}
+	if len(back) != 1 || back[0].Name != "controlled" {
+		t.Errorf("%d pods come back", len(back))
+	}
+}
+
+// Of a claim that has not been made it is told if its template is missing.
+func TestAMissingTemplateIsNamed(t *testing.T) {
+	for there, want := range map[bool]string{true: `pod "a/one": ResourceClaim not created yet`, false: "there is no ResourceClaimTemplate gpus"} {
+		c := snapshottest.New(1, 1)
+		pod, _ := c.Pod("a", "one", 1, 0)
+		pod.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: ptr.To("gpus")}}
+		c.ResourceClaims = nil
+		if there {
+			c.ResourceClaimTemplates = []*resourceapi.ResourceClaimTemplate{{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "gpus"}}}
+		}
+		why, err := simulate.Explain(t.Context(), &c.Objects, "a", "one", simulate.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := why.Claims[0].Missing; got != want {
+			t.Errorf("template there: %v: %s, want %s", there, got, want)
 		}
 	}
 }

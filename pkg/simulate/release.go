@@ -10,10 +10,12 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
@@ -42,11 +44,62 @@ func (c *Cluster) confirm(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 			besides[reason] = append(besides[reason], holders.Node)
 		}
 	}
-	var refusals []Refusal
-	for _, reason := range slices.Sorted(maps.Keys(besides)) {
-		refusals = append(refusals, Refusal{reason, besides[reason]})
+	return &confirmed, refusalsOf(besides), nil
+}
+
+func refusalsOf(nodes map[string][]string) (refusals []Refusal) {
+	for _, reason := range slices.Sorted(maps.Keys(nodes)) {
+		refusals = append(refusals, Refusal{reason, nodes[reason]})
 	}
-	return &confirmed, refusals, nil
+	return refusals
+}
+
+// compare finds what else than devices refuses a pod that no release helps: on nodes that lack devices, if nobody were there, and on others
+// that have some. Without it advice about devices would be taken for all that is to be done.
+func (c *Cluster) compare(ctx context.Context, state fwk.CycleState, pod *v1.Pod, all []fwk.NodeInfo, diagnosis *framework.Diagnosis,
+	out *Outcome,
+) error {
+	published, err := c.factory.Resource().V1().ResourceSlices().Lister().List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	equipped := sets.New[string]()
+	for _, slice := range published {
+		if slice.Spec.NodeName != nil && len(slice.Spec.Devices) > 0 {
+			equipped.Insert(*slice.Spec.NodeName)
+		}
+	}
+	evenEmpty, others := map[string][]string{}, map[string][]string{}
+	without := withoutDevices(state)
+	for _, info := range all {
+		name := info.Node().Name
+		status := diagnosis.NodeToStatus.Get(name)
+		if status.Plugin() != deviceclaims.Name {
+			if equipped.Has(name) {
+				reason := strings.Join(status.Reasons(), "; ")
+				others[reason] = append(others[reason], name)
+			}
+			continue
+		}
+		empty := framework.NewNodeInfo()
+		empty.SetNode(info.Node())
+		switch status := c.profile.RunFilterPlugins(ctx, without, pod, empty); {
+		case status.Code() == fwk.Error:
+			return status.AsError()
+		case !status.IsSuccess():
+			reason := strings.Join(status.Reasons(), "; ")
+			evenEmpty[reason] = append(evenEmpty[reason], name)
+		}
+	}
+	out.EvenEmpty, out.Others = refusalsOf(evenEmpty), refusalsOf(others)
+	return ctx.Err()
+}
+
+// withoutDevices is a copy of a state with which the plugin of the devices is not asked.
+func withoutDevices(state fwk.CycleState) fwk.CycleState {
+	state = state.Clone()
+	state.SetSkipFilterPlugins(state.GetSkipFilterPlugins().Union(sets.New(deviceclaims.Name)))
+	return state
 }
 
 // without is what all plugins but that of the devices say of a node on which nobody uses the claims any more.
@@ -57,8 +110,7 @@ func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		return nil, err
 	}
-	state, node := state.Clone(), of.Snapshot()
-	state.SetSkipFilterPlugins(state.GetSkipFilterPlugins().Union(sets.New(deviceclaims.Name)))
+	state, node := withoutDevices(state), of.Snapshot()
 	for _, user := range of.GetPods() {
 		if !usesAny(user.GetPod(), claims) {
 			continue

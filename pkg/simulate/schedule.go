@@ -46,6 +46,11 @@ type Outcome struct {
 	Explanation *explain.Explanation `json:"explanation,omitempty"`
 	// Besides is what refuses it on nodes where a release of claims would free the devices that it lacks.
 	Besides []Refusal `json:"besides,omitempty"`
+	// EvenEmpty is what refuses it on nodes that lack devices and would not take it either if nobody were there. It is found if no
+	// release helps.
+	EvenEmpty []Refusal `json:"evenEmpty,omitempty"`
+	// Others is what refuses it on nodes with devices for another reason than these. It is found if no release helps.
+	Others []Refusal `json:"others,omitempty"`
 	// Nominated is the node on which it gets a place when the victims have gone.
 	Nominated string `json:"nominated,omitempty"`
 	// Victims are the pods that preemption evicts, as namespace/name.
@@ -215,6 +220,11 @@ func (c *Cluster) refuse(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		}
 		if out.Explanation, out.Besides, err = c.confirm(ctx, state, pod, e); err != nil {
 			return err
+		}
+		if e != nil && len(out.Explanation.Holders) == 0 {
+			if err := c.compare(ctx, state, pod, all, diagnosis, out); err != nil {
+				return err
+			}
 		}
 	}
 	c.writes.take()

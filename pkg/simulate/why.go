@@ -168,7 +168,7 @@ func claimsOf(objects *snapshot.Objects, pod *v1.Pod) (claims []ClaimStatus) {
 		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		switch {
 		case err != nil:
-			claims = append(claims, ClaimStatus{Name: pod.Spec.ResourceClaims[i].Name, Missing: err.Error()})
+			claims = append(claims, ClaimStatus{Name: pod.Spec.ResourceClaims[i].Name, Missing: unmade(objects, pod, i, err)})
 		case name != nil:
 			names = append(names, *name)
 		}
@@ -186,6 +186,17 @@ func claimsOf(objects *snapshot.Objects, pod *v1.Pod) (claims []ClaimStatus) {
 		claims = append(claims, statusOf(objects.ResourceClaims[i]))
 	}
 	return claims
+}
+
+// unmade is why a claim has not been made from its template.
+func unmade(objects *snapshot.Objects, pod *v1.Pod, i int, err error) string {
+	template := pod.Spec.ResourceClaims[i].ResourceClaimTemplateName
+	if template != nil && !slices.ContainsFunc(objects.ResourceClaimTemplates, func(t *resourceapi.ResourceClaimTemplate) bool {
+		return t.Namespace == pod.Namespace && t.Name == *template
+	}) {
+		return "there is no ResourceClaimTemplate " + *template
+	}
+	return err.Error()
 }
 
 func statusOf(claim *resourceapi.ResourceClaim) ClaimStatus {

@@ -87,6 +87,17 @@ func Follow(ctx context.Context, client kubernetes.Interface, what Followed, to 
 	}
 }
 
+// MayFollow is the error with which Follow would end at once: the API server does not answer, or a right is missing.
+func MayFollow(ctx context.Context, client kubernetes.Interface, what Followed) error {
+	for _, k := range followable(client, what) {
+		err := k.allowed(ctx)
+		if err != nil && !(k.optional && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err))) {
+			return err
+		}
+	}
+	return nil
+}
+
 // probe asks the API server for its version.
 func probe(ctx context.Context, client kubernetes.Interface) error {
 	rest := client.Discovery().RESTClient()
@@ -132,14 +143,22 @@ func (k *followed) qualified() string {
 // allowed asks for one object and for a watch: an informer without the rights would try for ever.
 func (k *followed) allowed(ctx context.Context) error {
 	if _, err := k.list(ctx, metav1.ListOptions{Limit: 1, FieldSelector: k.fields}); err != nil {
-		return fmt.Errorf("list %s (manifests/kubectl/reader.yaml has the rights that are needed): %w", k.qualified(), err)
+		return k.refused("list", err)
 	}
 	w, err := k.watch(ctx, metav1.ListOptions{FieldSelector: k.fields})
 	if err != nil {
-		return fmt.Errorf("watch %s (manifests/kubectl/reader.yaml has the rights that are needed): %w", k.qualified(), err)
+		return k.refused("watch", err)
 	}
 	w.Stop()
 	return nil
+}
+
+// refused says where the right is that is missing, if one is.
+func (k *followed) refused(verb string, err error) error {
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("%s %s (manifests/kubectl/reader.yaml has the rights that are needed): %w", verb, k.qualified(), err)
+	}
+	return fmt.Errorf("%s %s: %w", verb, k.qualified(), err)
 }
 
 func (k *followed) informer(client kubernetes.Interface, to Follower) cache.Controller {

@@ -125,6 +125,25 @@ func TestFollowNamesTheRightThatIsMissing(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v", verb, err)
 		}
+		if before := snapshot.MayFollow(t.Context(), client, snapshot.Followed{}); before == nil || before.Error() != err.Error() {
+			t.Errorf("%s: asked before: %v, want %v", verb, before, err)
+		}
+	}
+}
+
+// Rights that are not needed do not count, and an API server that does not answer is not one that forbids.
+func TestMayFollow(t *testing.T) {
+	client, _ := followed(t)
+	forbid(client, "list", "devicetaintrules")
+	if err := snapshot.MayFollow(t.Context(), client, snapshot.Followed{PendingPods: true}); err != nil {
+		t.Error(err)
+	}
+	client.PrependReactor("list", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("connection refused")
+	})
+	err := snapshot.MayFollow(t.Context(), client, snapshot.Followed{})
+	if want := "list resourceclaims.resource.k8s.io: connection refused"; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
 

@@ -298,11 +298,14 @@ func (s *Snapshot) takeConfigMaps(ctx context.Context, client kubernetes.Interfa
 	return s.reading("configmaps", refused)
 }
 
-// takeLeases lists those of schedulers, where these run, where kube-scheduler has its own, and where their configurations say: not all, of
-// which each node has one.
+// shippedNamespace has the lease of manifests/scheduler-config/second-scheduler.yaml.
+const shippedNamespace = "stowage-system"
+
+// takeLeases lists those of schedulers, where these run, where kube-scheduler and Stowage's configuration have theirs, as one outside the
+// cluster has, and where configurations say: not all, of which each node has one.
 func (s *Snapshot) takeLeases(ctx context.Context, client kubernetes.Interface) error {
 	in := s.Installation
-	namespaces, names := []string{metav1.NamespaceSystem}, []string{}
+	namespaces, names := []string{metav1.NamespaceSystem, shippedNamespace}, []string{}
 	for _, d := range in.Deployments {
 		namespaces = append(namespaces, d.Namespace)
 	}

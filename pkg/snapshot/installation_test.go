@@ -95,3 +95,18 @@ func TestTakeInstallation(t *testing.T) {
 		}
 	}
 }
+
+// The lease of a scheduler that runs outside the cluster, with the configuration that is shipped, is found without a Deployment.
+func TestTheLeaseOfASchedulerElsewhere(t *testing.T) {
+	client := fake.NewSimpleClientset(&coordinationapi.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "stowage-system", Name: "stowage-scheduler"}})
+	client.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &authorizationapi.SelfSubjectAccessReview{}, nil
+	})
+	s := small().Snapshot()
+	if err := snapshot.TakeInstallation(t.Context(), client, s); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Installation.Leases; len(got) != 1 || got[0].Name != "stowage-scheduler" {
+		t.Errorf("leases %v", got)
+	}
+}

@@ -89,8 +89,8 @@ func machineState(t *testing.T) map[string]string {
 	return state
 }
 
-// make lab on a terminal: it says where everything is, the way into the node leads into it, a program that dies is told of with its log, and
-// Ctrl-C ends it with status 0 and leaves nothing.
+// make lab on a terminal: it says where everything is, doctor finds no error, the way into the node leads into it, a program that dies is
+// told of with its log, and Ctrl-C ends it with status 0 and leaves nothing.
 func TestTheLab(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a real node needs root")
@@ -153,6 +153,10 @@ func TestTheLab(t *testing.T) {
 	}
 	if page.Body.Close(); page.StatusCode != http.StatusOK {
 		t.Errorf("the map answers %s", page.Status)
+	}
+	report, err := exec.CommandContext(t.Context(), "../../bin/kubectl-stowage", "--kubeconfig", kubeconfig, "doctor").Output()
+	if len(report) == 0 || strings.Contains(string(report), "Error: ") { // of warnings the host may have some
+		t.Errorf("doctor: %v, it finds:\n%s", err, report)
 	}
 	enter := strings.Fields(find(`enter it +(.+)`))
 	if out, err := exec.CommandContext(t.Context(), enter[0], append(enter[1:], "-c", "ls /var/lib/kubelet/plugins")...).CombinedOutput(); err != nil ||

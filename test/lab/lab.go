@@ -82,8 +82,9 @@ func (l *Lab) Manifest(elem ...string) string {
 func (l *Lab) StartStowage(ctx context.Context) (*localcluster.Scheduler, error) {
 	var err error
 	l.scheduler, err = l.StartScheduler(ctx, localcluster.SchedulerOptions{
-		Binary: l.options.Scheduler,
-		Config: l.Manifest("scheduler-config", "second-scheduler.yaml"),
+		Binary:      l.options.Scheduler,
+		Config:      l.Manifest("scheduler-config", "second-scheduler.yaml"),
+		LeaderElect: true, // by its lease doctor knows that it is there
 	})
 	return l.scheduler, err
 }

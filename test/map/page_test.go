@@ -342,3 +342,22 @@ func TestAccessibility(t *testing.T) {
 		t.Errorf("%d animations where the system wants none", moving)
 	}
 }
+
+// Each GPU of a node has a number of its own, as the node agent names them, too: the address on the bus, which ends with the same digit.
+func TestNumbersOfGPUs(t *testing.T) {
+	for name, device := range map[string]string{"by number": "gpu-%d", "by address": "gpu-0000-%02d-00-0"} {
+		t.Run(name, func(t *testing.T) {
+			c := snapshottest.New(1, 8)
+			for g := range 8 {
+				c.ResourceSlices[0].Spec.Devices[g].Name = fmt.Sprintf(device, g)
+			}
+			s := serve(t, "--snapshot", file(t, c))
+			tab := newBrowser(t).tab(chromedp.Navigate(s.page))
+			tab.waitFor(`document.querySelectorAll('.grid .gpu').length === 8`)
+			got := eval[string](tab, `[...document.querySelectorAll('.grid .gpu')].map((cell) => cell.innerText).join(' ')`)
+			if want := "0 1 2 3 4 5 6 7"; got != want {
+				t.Errorf("the cells have %s, want %s", got, want)
+			}
+		})
+	}
+}

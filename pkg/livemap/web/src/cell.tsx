@@ -42,7 +42,8 @@ function Cell(props: { gpu: GPU; at: number; index: number; dim: boolean; hot: b
   if (gpu.state !== 'tainted' && (gpu.taints?.length ?? 0) > 0) classes += ' warned';
   const divided = gpu.state === 'partitioned' || gpu.state === 'shared';
   if (divided) classes += ' divided';
-  const short = /(\d{1,3})$/.exec(gpu.device)?.[1] ?? String(props.index);
+  // Of gpu-3 its 3. Names such as gpu-0000-1b-00-0 all end alike: those have the place in the node, as in topo.
+  const short = /^\D*(\d{1,3})$/.exec(gpu.device)?.[1] ?? String(props.index);
   return (
     <div
       role="gridcell"
