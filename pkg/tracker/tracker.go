@@ -124,7 +124,7 @@ type Snapshot struct {
 	Revision uint64
 }
 
-// Snapshot returns the present state, in constant time.
+// Snapshot returns the present state. The cost grows with the number of pools whose usage has changed since the last call.
 func (t *Tracker) Snapshot() Snapshot {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()

@@ -121,7 +121,11 @@ func (x *Index) setPool(claim types.UID, id PoolID, before, after []hold) (relea
 	}
 
 	x.view.devices += devices.Len() - held
-	x.changed[id] = devices
+	if devices.Len() == 0 && x.view.Pool(id) == nil {
+		delete(x.changed, id) // with nodes pools come and go, while nobody may call View for months: in a scheduler that does not lead
+	} else {
+		x.changed[id] = devices
+	}
 	return released
 }
 

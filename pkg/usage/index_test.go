@@ -371,3 +371,22 @@ func BenchmarkSetAndView(b *testing.B) {
 		})
 	}
 }
+
+// An index of which nobody takes a view keeps nothing of pools that are not held any more.
+func TestAnIndexForgetsPools(t *testing.T) {
+	x := NewIndex()
+	for i := range 1000 {
+		x.Set(ref("a"), devices(device(fmt.Sprint("pool-", i), "gpu-0")), nil)
+		x.Set(ref("a"), nil, nil)
+	}
+	if n := len(x.changed); n > 0 {
+		t.Errorf("%d pools are kept, want none", n)
+	}
+	// The view still has one.
+	x.Set(ref("a"), devices(device("pool", "gpu-0")), nil)
+	held := x.View()
+	x.Set(ref("a"), nil, nil)
+	if id := device("pool", "gpu-0").PoolID(); held.Pool(id) == nil || x.View().Pool(id) != nil {
+		t.Error("a pool is not held before its claim is gone, or is afterwards")
+	}
+}
