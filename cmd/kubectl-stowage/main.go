@@ -9,9 +9,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -31,23 +31,26 @@ const (
 )
 
 // A command reads up to hundreds of megabytes once, and ends: with 5,000 nodes before any of it is collected, which would take a quarter of
-// its time. collectAt is Go's GOGC. headroom counts as in use; as nothing is written there, it takes no memory.
+// its time. collectAt is Go's GOGC. headroom counts as in use, and takes no memory: a builder's room, unlike that of make, is not even
+// cleared.
 const (
 	collectAt     = 400
 	headroomBytes = 160 << 20
 )
 
-var headroom []byte
+var headroom strings.Builder
 
-// collectLate is for a command that ends soon, collectInTime for one that goes on for hours.
+// collectLate is for a command that ends soon, collectInTime for one that goes on for hours. Of a limit of memory (GOMEMLIMIT) the headroom
+// would be a part, which the collector would then try to stay below.
 func collectLate() {
 	debug.SetGCPercent(collectAt)
-	headroom = make([]byte, headroomBytes)
+	if debug.SetMemoryLimit(-1) == math.MaxInt64 {
+		headroom.Grow(headroomBytes)
+	}
 }
 
 func collectInTime() {
-	runtime.KeepAlive(headroom)
-	headroom = nil
+	headroom.Reset()
 	debug.SetGCPercent(100)
 }
 
