@@ -49,6 +49,35 @@ func TestPodsThatShareAClaimArePlaced(t *testing.T) {
 	}
 }
 
+// Pods that share a claim keep it over an eviction, in whatever order they are entered.
+func TestASharedClaimStaysOverAnEviction(t *testing.T) {
+	c := snapshottest.New(1, 3)
+	c.Run("a", "victim", 0, 0, 2)
+	var pods []*v1.Pod
+	for i := range 2 {
+		for _, pod := range sharing(c, fmt.Sprintf("%d-one", i), fmt.Sprintf("%d-two", i), fmt.Sprintf("%d-three", i)) {
+			pod.Spec.Priority = ptr.To[int32](200)
+			pods = append(pods, pod)
+		}
+	}
+	last, _ := c.Pod("a", "last", 1, 100)
+	change := simulate.NewChange(&c.Objects)
+	outcomes, err := simulate.Place(t.Context(), change, append(pods, last), simulate.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, out := range outcomes {
+		if out.Node == "" {
+			t.Errorf("%s has no place: %s", out.Pod, out.Reason)
+		}
+	}
+	for _, claim := range change.ResourceClaims {
+		if claim.Name != "last" && claim.Name != "victim" && len(claim.Status.ReservedFor) != 3 {
+			t.Errorf("claim %s is reserved for %v", claim.Name, claim.Status.ReservedFor)
+		}
+	}
+}
+
 // Members of a group that share a claim are no obstacle to each other.
 func TestMembersThatShareAClaimHaveAPlace(t *testing.T) {
 	c := snapshottest.New(2, 1)

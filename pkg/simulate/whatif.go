@@ -12,10 +12,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 	"stowage.dev/stowage/pkg/snapshot"
 )
 
@@ -76,10 +76,22 @@ type placing struct {
 	change  *Change
 	opts    Options
 	cluster *Cluster
-	// placed are the pods that have a place in the cluster alone, and bound in no object of the change.
-	placed map[*v1.Pod]*Outcome
-	// reserved are the claims that got devices for these.
-	reserved sets.Set[types.NamespacedName]
+	// placed are the pods that have a place in the cluster alone, and bound in no object of the change, in the order in which they got it.
+	placed []placement
+	// flying are the claims that got devices for these, and are not entered in the cluster.
+	flying map[types.NamespacedName]flight
+}
+
+// placement is a pod, and what became of it.
+type placement struct {
+	pod *v1.Pod
+	out *Outcome
+}
+
+// flight is what a claim got for a pod.
+type flight struct {
+	pod *v1.Pod
+	reservation
 }
 
 func newPlacing(ctx context.Context, change *Change, opts Options) (*placing, error) {
@@ -87,27 +99,29 @@ func newPlacing(ctx context.Context, change *Change, opts Options) (*placing, er
 	if err != nil {
 		return nil, err
 	}
-	return &placing{
-		change: change, opts: opts, cluster: cluster, placed: map[*v1.Pod]*Outcome{}, reserved: sets.New[types.NamespacedName](),
-	}, nil
+	return &placing{change: change, opts: opts, cluster: cluster, flying: map[types.NamespacedName]flight{}}, nil
 }
 
 func (p *placing) close() { p.cluster.Close() }
 
-// schedule places a pod. If it shares a claim with one that was placed before, that one is bound first, as it would be: until then the
-// scheduler has others wait.
+// schedule places a pod. A claim that it shares with one that was placed before is entered first, as it would be when that one was bound:
+// until then the scheduler has others wait.
 func (p *placing) schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
-	if p.reserved.HasAny(usedBy(pod).UnsortedList()...) {
-		p.bind()
-		if err := p.renew(ctx); err != nil {
+	for name := range usedBy(pod) {
+		f, ok := p.flying[name]
+		if !ok {
+			continue
+		}
+		if err := deviceclaims.Enter(p.cluster.plugin, f.pod, f.claim, f.allocation); err != nil {
 			return nil, err
 		}
+		delete(p.flying, name)
 	}
 	out, err := p.cluster.Schedule(ctx, pod)
 	if err == nil && out.Node != "" {
-		p.placed[pod] = out
+		p.placed = append(p.placed, placement{pod, out})
 		for _, r := range out.reserved {
-			p.reserved.Insert(types.NamespacedName{Namespace: r.claim.Namespace, Name: r.claim.Name})
+			p.flying[types.NamespacedName{Namespace: r.claim.Namespace, Name: r.claim.Name}] = flight{pod, r}
 		}
 	}
 	return out, err
@@ -129,13 +143,13 @@ func (p *placing) evict(ctx context.Context, out *Outcome, pod *v1.Pod) error {
 	return p.renew(ctx)
 }
 
-// bind binds what was placed.
+// bind binds what was placed, in that order: who shares a claim finds it allocated.
 func (p *placing) bind() {
-	for pod, out := range p.placed {
-		p.change.bind(pod, out)
+	for _, placed := range p.placed {
+		p.change.bind(placed.pod, placed.out)
 	}
-	clear(p.placed)
-	clear(p.reserved)
+	p.placed = nil
+	clear(p.flying)
 }
 
 // renew begins again on the cluster as it has been changed.

@@ -5,14 +5,19 @@ package deviceclaims
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -41,4 +46,25 @@ func Reserved(state fwk.CycleState) ([]tracker.Reservation, error) {
 		return nil, err
 	}
 	return slices.Clone(c.Binding.Reserved), nil
+}
+
+// Enter enters what Reserve has decided for the pod into a claim, as PreBind does, but writes nothing to the API. From then on others who
+// share the claim can use it.
+func Enter(pl *Plugin, pod *v1.Pod, claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult) error {
+	claim = claim.DeepCopy()
+	claim.Status.Allocation = allocation
+	if user := podclaims.UserOf(pod); !podclaims.IsReservedFor(claim, user.UID) {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, user)
+	}
+	version := claim.ResourceVersion
+	if _, err := resourceversion.CompareResourceVersion(version, version); err != nil {
+		version = "1" // after what cannot be compared comes any
+	}
+	claim.ResourceVersion = version + "0" // a later one, however many digits it has
+	if err := pl.shared.account.Tracker.Assume(claim); err != nil {
+		return fmt.Errorf("enter the allocation of claim %s: %w", klog.KObj(claim), err)
+	}
+	pl.shared.account.Tracker.Release(claim.UID, pod.UID)
+	pl.shared.books.Places.Leave(claim.UID, pod.UID)
+	return nil
 }
