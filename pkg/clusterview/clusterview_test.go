@@ -303,6 +303,53 @@ func TestCountersOfOthers(t *testing.T) {
 	}
 }
 
+// Those are named who have of the counters of which too little is left, in one order, wherever the pool has its counter sets.
+func TestWhoHasTheCounters(t *testing.T) {
+	for name, sets := range map[string]func(*resourceapi.ResourceSliceSpec){
+		"of the node":                 func(*resourceapi.ResourceSliceSpec) {},
+		"of all nodes":                func(s *resourceapi.ResourceSliceSpec) { s.NodeName, s.AllNodes = nil, ptr.To(true) },
+		"of another node of the pool": func(s *resourceapi.ResourceSliceSpec) { s.NodeName = ptr.To("worker-1") },
+	} {
+		c := snapshottest.New(2, 0)
+		devices := c.ResourceSlices[0]
+		c.ResourceSlices = c.ResourceSlices[:1]
+		devices.Spec.Driver, devices.Spec.Pool.Name, devices.Spec.Pool.ResourceSliceCount = "npu.example.com", "rack", 2
+		for _, d := range [][3]string{{"a", "1", "0"}, {"b", "0", "1"}, {"one-of-each", "1", "1"}, {"two", "2", "1"}} {
+			devices.Spec.Devices = append(devices.Spec.Devices, resourceapi.Device{
+				Name: d[0], ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "npu", Counters: map[string]resourceapi.Counter{
+					"cores": {Value: resource.MustParse(d[1])}, "memory": {Value: resource.MustParse(d[2])},
+				}}},
+			})
+		}
+		counters := devices.DeepCopy()
+		counters.Name, counters.UID, counters.Spec.Devices = "counters", "counters", nil
+		counters.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "npu", Counters: map[string]resourceapi.Counter{
+			"cores": {Value: resource.MustParse("2")}, "memory": {Value: resource.MustParse("1")},
+		}}}
+		sets(&counters.Spec)
+		c.ResourceSlices = append(c.ResourceSlices, counters)
+		for _, device := range []string{"a", "b"} {
+			_, claim := c.Run("team", device, 0, 0, 0)
+			r := &claim.Status.Allocation.Devices.Results[0]
+			r.Driver, r.Pool, r.Device = "npu.example.com", "rack", device
+		}
+		for range 20 {
+			var got []string
+			for _, g := range clusterview.GPUs(c.Snapshot()) {
+				text := g.Device + " " + string(g.State)
+				for _, h := range g.Holders {
+					text += " " + h.Claim
+				}
+				got = append(got, text)
+			}
+			if diff := cmp.Diff([]string{"a held a", "b held b", "one-of-each partitioned b", "two partitioned a b"}, got); diff != "" {
+				t.Errorf("%s: %s", name, diff)
+				break
+			}
+		}
+	}
+}
+
 // A driver may call pools and devices alike on each node: each node has its devices, and its claims hold them.
 func TestDevicesCalledAlikeOnTwoNodes(t *testing.T) {
 	c := snapshottest.New(2, 2)

@@ -4,7 +4,9 @@
 package clusterview
 
 import (
+	"maps"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
@@ -27,8 +29,28 @@ const (
 	Nothing
 )
 
-// counterID names a counter of a pool. The slice of a node may have a set of its own.
-type counterID struct{ driver, pool, node, set, name string }
+// counterID names a counter of a pool. Where each node's slices are whole by themselves, so are their sets, and node tells these apart.
+type counterID struct {
+	generation
+	node, set, name string
+}
+
+// generation is one of a pool.
+type generation struct {
+	driver, pool string
+	number       int64
+}
+
+func generationOf(slice *resourceapi.ResourceSlice) generation {
+	return generation{slice.Spec.Driver, slice.Spec.Pool.Name, slice.Spec.Pool.Generation}
+}
+
+// counters are those of all pools.
+type counters struct {
+	of map[counterID]*counter
+	// together are the generations that are whole with the slices of all nodes: there a set is for all of them.
+	together map[generation]bool
+}
 
 // counter is what there is of one, and who has it.
 type counter struct {
@@ -46,16 +68,8 @@ type consumed struct {
 
 // countCounters tells of devices that are not held what others leave of their counters, and of those that are whether there is as much.
 func countCounters(counting []*resourceapi.ResourceSlice, of map[*resourceapi.Device]*Device) {
-	counters := map[counterID]*counter{}
-	for _, slice := range counting {
-		for i := range slice.Spec.SharedCounters {
-			set := &slice.Spec.SharedCounters[i]
-			for name, c := range set.Counters {
-				counters[counterOf(slice, set.Name, name)] = &counter{total: amount.Of(c.Value)}
-			}
-		}
-	}
-	if len(counters) == 0 {
+	all := countersOf(counting)
+	if len(all.of) == 0 {
 		return
 	}
 	var consumers []consumed
@@ -69,8 +83,8 @@ func countCounters(counting []*resourceapi.ResourceSlice, of map[*resourceapi.De
 			d.held = slices.ContainsFunc(d.Holders, func(h Holder) bool { return !h.Admin })
 			for k := range object.ConsumesCounters {
 				set := &object.ConsumesCounters[k]
-				for name, needs := range set.Counters {
-					c, need := counters[counterOf(slice, set.CounterSet, name)], amount.Of(needs.Value)
+				for _, name := range slices.Sorted(maps.Keys(set.Counters)) {
+					c, need := all.find(slice, set.CounterSet, name), amount.Of(set.Counters[name].Value)
 					if c == nil || !(amount.Amount{}).Less(need) {
 						continue
 					}
@@ -87,25 +101,61 @@ func countCounters(counting []*resourceapi.ResourceSlice, of map[*resourceapi.De
 	}
 }
 
-func counterOf(slice *resourceapi.ResourceSlice, set, name string) counterID {
-	return counterID{slice.Spec.Driver, slice.Spec.Pool.Name, ptr.Deref(slice.Spec.NodeName, ""), set, name}
+func countersOf(counting []*resourceapi.ResourceSlice) counters {
+	all := counters{of: map[counterID]*counter{}, together: map[generation]bool{}}
+	slicesOf := map[generation]int64{}
+	for _, slice := range counting {
+		slicesOf[generationOf(slice)]++
+	}
+	for _, slice := range counting {
+		g := generationOf(slice)
+		all.together[g] = slicesOf[g] == slice.Spec.Pool.ResourceSliceCount
+	}
+	for _, slice := range counting {
+		for i := range slice.Spec.SharedCounters {
+			set := &slice.Spec.SharedCounters[i]
+			for name, c := range set.Counters {
+				all.of[all.idOf(slice, set.Name, name)] = &counter{total: amount.Of(c.Value)}
+			}
+		}
+	}
+	return all
 }
 
-// judge sets what is left for the device, and who has the rest.
+// idOf names a counter of the node of the slice, or of the pool: the node that the pool is called after has the pool's.
+func (all *counters) idOf(slice *resourceapi.ResourceSlice, set, name string) counterID {
+	id := counterID{generationOf(slice), ptr.Deref(slice.Spec.NodeName, ""), set, name}
+	if owner, _, _ := strings.Cut(id.pool, "/"); all.together[id.generation] || id.node == owner {
+		id.node = ""
+	}
+	return id
+}
+
+// find returns the counter that a device of the slice consumes of: its node's, else the pool's.
+func (all *counters) find(slice *resourceapi.ResourceSlice, set, name string) *counter {
+	id := all.idOf(slice, set, name)
+	if c := all.of[id]; c != nil {
+		return c
+	}
+	id.node = ""
+	return all.of[id]
+}
+
+// judge sets what is left for the device, and who has too much of a counter.
 func (d *consumed) judge() {
 	empty := true
 	for i, c := range d.of {
 		left := c.total.Sub(c.used)
-		switch {
-		case d.held:
-			d.Overdrawn = d.Overdrawn || left.IsNegative()
-		case left.Less(d.needs[i]) && len(c.by) > 0:
-			d.Left = TooLittle
-		}
 		empty = empty && !(amount.Amount{}).Less(left)
-		if d.Overdrawn || d.Left != Enough {
-			d.nameHolders(c)
+		switch {
+		case d.held && left.IsNegative():
+			d.Overdrawn = true
+		case !d.held && left.Less(d.needs[i]) && len(c.by) > 0:
+			d.Left = TooLittle
+		default:
+			continue
 		}
+		d.nameHolders(c)
 	}
 	if d.Left == TooLittle && empty {
 		d.Left = Nothing

@@ -42,7 +42,14 @@ func (s *Snapshot) hashWith(key []byte) (*Snapshot, error) {
 	if err := decoder.Decode(&tree); err != nil {
 		return nil, err
 	}
-	h := &hasher{key: key, nodes: map[string]bool{}}
+	h := &hasher{key: key, nodes: map[string]bool{}, ephemeral: map[string]string{}}
+	for _, pod := range s.Pods {
+		for i := range pod.Spec.Volumes {
+			if volume := &pod.Spec.Volumes[i]; volume.Ephemeral != nil {
+				h.ephemeral[pod.Name+"-"+volume.Name] = h.name("pod", pod.Name) + "-" + h.name(podVolume, volume.Name)
+			}
+		}
+	}
 	for _, node := range s.Nodes {
 		h.nodes[node.Name] = true
 		if host := node.Labels[v1.LabelHostname]; host != "" {
@@ -81,12 +88,20 @@ func hideReasons(missing any) {
 type hasher struct {
 	key   []byte
 	nodes map[string]bool
+	// ephemeral are the names of the claims of pods' ephemeral volumes, which pod and volume give them: these are found by them alone.
+	ephemeral map[string]string
 }
+
+// podVolume is the sort of the names of a pod's volumes.
+const podVolume = "podvolume"
 
 // name is short, and equal for equal names of one sort.
 func (h *hasher) name(sort, name string) string {
 	if name == "" {
 		return ""
+	}
+	if of := h.ephemeral[name]; of != "" && sort == "pvc" {
+		return of
 	}
 	mac := hmac.New(sha256.New, h.key)
 	mac.Write([]byte(sort + "\x00" + name))
@@ -104,9 +119,9 @@ var named = map[string]string{
 // references are fields that name objects, wherever they stand. A pool has the name of a node, or one that its driver gave.
 var references = map[string]string{
 	"namespace": "ns", "nodeName": "node", "nominatedNodeName": "node", "resourceClaimName": "claim", "resourceClaimTemplateName": "template",
-	"claimName": "pvc", "volumeName": "pv", "podGroupName": "group", "hostname": "host", "subdomain": "host", "serviceAccountName": "account",
-	"serviceAccount": "account", "volumeHandle": "volume", "generateName": "prefix", "workloadName": "workload",
-	"parentCompositePodGroupName": "group", "pdName": "volume", "volumeID": "volume", "diskName": "volume", "diskURI": "volume",
+	"claimName": "pvc", "volumeName": "pv", "podGroupName": "group", "hostname": "host", "hostnameOverride": "host", "subdomain": "host",
+	"serviceAccountName": "account", "serviceAccount": "account", "volumeHandle": "volume", "generateName": "prefix",
+	"workloadName": "workload", "parentCompositePodGroupName": "group", "pdName": "volume", "volumeID": "volume", "diskName": "volume", "diskURI": "volume",
 	"containerName": "container", "templateName": "part", nodeAnnotation: "node", v1.LabelHostname: "node",
 }
 
@@ -149,14 +164,17 @@ func (h *hasher) walk(value any, labels bool) {
 				h.items("container", item)
 				h.walk(item, labels)
 			case key == "volumes":
-				h.items("podvolume", item)
+				h.items(podVolume, item)
 				h.walk(item, labels)
 			case key == "labels" || key == "matchLabels":
 				h.labels(item, labels)
+			case key == "nodeSelector" && hasLabels(item):
+				h.labels(item, false)
 			case key == "nodeAffinity" || key == "nodeSelector":
-				h.walk(item, false)
 				h.values(item, false, "")
-			case key == "matchExpressions":
+			case ofDrivers[key]: // the keys below are names that drivers give, whatever they mean elsewhere
+				h.each(item, labels)
+			case key == "matchExpressions" || key == "matchLabelExpressions":
 				h.values(item, labels, "")
 			case key == "namespaces":
 				h.namespaces(item)
@@ -168,6 +186,24 @@ func (h *hasher) walk(value any, labels bool) {
 			}
 		}
 	}
+}
+
+// ofDrivers are fields of devices whose keys are no fields.
+var ofDrivers = map[string]bool{"attributes": true, "capacity": true, "counters": true, "consumedCapacity": true}
+
+// each replaces what is below the values of a map, and leaves its keys.
+func (h *hasher) each(value any, labels bool) {
+	object, _ := value.(map[string]any)
+	for _, item := range object {
+		h.walk(item, labels)
+	}
+}
+
+// hasLabels tells a pod's node selector, which is a map of labels, from one that has terms.
+func hasLabels(selector any) bool {
+	object, _ := selector.(map[string]any)
+	_, terms := object["nodeSelectorTerms"].([]any)
+	return !terms
 }
 
 // namespaces are those that an affinity names.
@@ -293,10 +329,13 @@ func (h *hasher) keys(sort string, value any) any {
 // items replaces the names of containers, in specs and statuses, or of a pod's volumes.
 func (h *hasher) items(sort string, value any) {
 	list, _ := value.([]any)
-	for _, item := range list {
-		if object, ok := item.(map[string]any); ok {
-			if name, ok := object["name"].(string); ok {
-				object["name"] = h.name(sort, name)
+	for i, item := range list {
+		switch item := item.(type) {
+		case string: // a list of names alone
+			list[i] = h.name(sort, item)
+		case map[string]any:
+			if name, ok := item["name"].(string); ok {
+				item["name"] = h.name(sort, name)
 			}
 		}
 	}

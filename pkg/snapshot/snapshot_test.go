@@ -6,6 +6,7 @@ package snapshot_test
 import (
 	"bytes"
 	"compress/gzip"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"stowage.dev/stowage/pkg/snapshot"
@@ -240,6 +242,81 @@ func TestHashedNames(t *testing.T) {
 		if !found {
 			t.Errorf("pod %s has no claim", pod.Name)
 		}
+	}
+}
+
+// What selects nodes selects the same ones with hashed names, whatever the labels and attributes are called.
+func TestHashedNamesSelectTheSameNodes(t *testing.T) {
+	c := snapshottest.New(2, 1)
+	node := c.Nodes[0]
+	maps.Copy(node.Labels, map[string]string{"environment": "prod", "message": "m", "description": "d", "pool": "p", "hostname": "h"})
+	on := &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+		MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{node.Name}}},
+		MatchFields:      []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{node.Name}}},
+	}}}
+	one, _ := c.Pod("team-a", "train", 1, 0)
+	one.Spec.NodeSelector = maps.Clone(node.Labels)
+	one.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution:  on,
+		PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{Weight: 1, Preference: on.NodeSelectorTerms[0]}},
+	}}
+	one.Spec.HostnameOverride = ptr.To("secret-host")
+	one.Status.NodeAllocatableResourceClaimStatuses = []v1.NodeAllocatableResourceClaimStatus{{Containers: []string{"main"}}}
+	c.PersistentVolumes = []*v1.PersistentVolume{{
+		ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: v1.PersistentVolumeSpec{NodeAffinity: &v1.VolumeNodeAffinity{Required: on}},
+	}}
+	c.StorageClasses = []*storageapi.StorageClass{{ObjectMeta: metav1.ObjectMeta{Name: "local"}, AllowedTopologies: []v1.TopologySelectorTerm{{
+		MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{{Key: v1.LabelHostname, Values: []string{node.Name}}},
+	}}}}
+	c.ResourceSlices[0].Spec.NodeName, c.ResourceSlices[0].Spec.NodeSelector = nil, on
+	attributes := c.ResourceSlices[0].Spec.Devices[0].Attributes
+	for _, name := range []resourceapi.QualifiedName{"environment", "message", "pool"} {
+		attributes[name] = resourceapi.DeviceAttribute{StringValue: ptr.To("a")}
+	}
+	one.Spec.Volumes = []v1.Volume{{Name: "scratch", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}}}
+	c.PersistentVolumeClaims = []*v1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "train-scratch"}}}
+	c.PersistentVolumes[0].Spec.ClaimRef = &v1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "team-a", Name: "train-scratch"}
+	hashed, err := c.Snapshot().Hash()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var there *v1.Node
+	for _, n := range hashed.Nodes {
+		if n.UID == node.UID {
+			there = n
+		}
+	}
+	got := hashed.Pods[0]
+	if diff := cmp.Diff(there.Labels, got.Spec.NodeSelector); diff != "" {
+		t.Error("node selector: ", diff)
+	}
+	affinity := got.Spec.Affinity.NodeAffinity
+	published := hashed.ResourceSlices[slices.IndexFunc(hashed.ResourceSlices, func(s *resourceapi.ResourceSlice) bool { return s.Spec.NodeSelector != nil })]
+	for name, term := range map[string]v1.NodeSelectorTerm{
+		"required":  affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0],
+		"preferred": affinity.PreferredDuringSchedulingIgnoredDuringExecution[0].Preference,
+		"volume":    hashed.PersistentVolumes[0].Spec.NodeAffinity.Required.NodeSelectorTerms[0],
+		"slice":     published.Spec.NodeSelector.NodeSelectorTerms[0],
+	} {
+		if host, field := term.MatchExpressions[0].Values[0], term.MatchFields[0].Values[0]; host != there.Name || field != there.Name {
+			t.Errorf("%s: for %s and %s, not %s", name, host, field, there.Name)
+		}
+	}
+	if in := hashed.StorageClasses[0].AllowedTopologies[0].MatchLabelExpressions[0].Values[0]; in != there.Name {
+		t.Errorf("storage class: for %s, not %s", in, there.Name)
+	}
+	if of := got.Status.NodeAllocatableResourceClaimStatuses[0].Containers[0]; of != got.Spec.Containers[0].Name {
+		t.Errorf("status of container %s, not %s", of, got.Spec.Containers[0].Name)
+	}
+	scratch := got.Name + "-" + got.Spec.Volumes[0].Name
+	if name, bound := hashed.PersistentVolumeClaims[0].Name, hashed.PersistentVolumes[0].Spec.ClaimRef.Name; name != scratch || bound != scratch {
+		t.Errorf("claims %s and %s of an ephemeral volume, want %s", name, bound, scratch)
+	}
+	if *got.Spec.HostnameOverride == "secret-host" {
+		t.Error("the host's name is left")
+	}
+	if diff := cmp.Diff(attributes, published.Spec.Devices[0].Attributes); diff != "" {
+		t.Error("attributes: ", diff)
 	}
 }
 
