@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"stowage.dev/stowage/pkg/simulate"
 	"stowage.dev/stowage/pkg/snapshot/snapshottest"
@@ -40,6 +41,39 @@ func TestWhatElseIsMissing(t *testing.T) {
 			},
 			others: []simulate.Refusal{{Reason: "node(s) had untolerated taint(s)", Nodes: []string{"worker-1"}}},
 		},
+		"pods that it keeps away from": {change: func(c *snapshottest.Cluster, pod *v1.Pod, request *resourceapi.ExactDeviceRequest) {
+			request.Count = 2
+			c.Pods[0].Labels = map[string]string{"app": "x"}
+			pod.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{
+					LabelSelector: &metav1.LabelSelector{MatchLabels: c.Pods[0].Labels}, TopologyKey: v1.LabelHostname,
+				}},
+			}}
+		}},
+		"pods beside which it would be too many": {change: func(c *snapshottest.Cluster, pod *v1.Pod, request *resourceapi.ExactDeviceRequest) {
+			request.Count = 2
+			c.Pods[0].Labels = map[string]string{"app": "x"}
+			pod.Labels = c.Pods[0].Labels
+			pod.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{{
+				MaxSkew: 1, TopologyKey: v1.LabelHostname, WhenUnsatisfiable: v1.DoNotSchedule,
+				LabelSelector: &metav1.LabelSelector{MatchLabels: pod.Labels},
+			}}
+		}},
+		"a volume for one pod, which another has": {change: func(c *snapshottest.Cluster, pod *v1.Pod, request *resourceapi.ExactDeviceRequest) {
+			request.Count = 2
+			claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "disk", UID: "disk"}}
+			claim.Annotations = map[string]string{"pv.kubernetes.io/bind-completed": "yes"}
+			claim.Spec.AccessModes, claim.Spec.VolumeName = []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}, "disk"
+			claim.Status.Phase = v1.ClaimBound
+			volume := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk", UID: "disk-pv"}}
+			volume.Spec.ClaimRef = &v1.ObjectReference{Namespace: "a", Name: "disk", UID: "disk"}
+			c.PersistentVolumeClaims, c.PersistentVolumes = append(c.PersistentVolumeClaims, claim), append(c.PersistentVolumes, volume)
+			for _, user := range []*v1.Pod{c.Pods[0], pod} {
+				user.Spec.Volumes = []v1.Volume{{Name: "disk", VolumeSource: v1.VolumeSource{
+					PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"},
+				}}}
+			}
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := snapshottest.New(2, 1)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
@@ -69,30 +70,54 @@ func (c *Cluster) compare(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 			equipped.Insert(*slice.Spec.NodeName)
 		}
 	}
-	evenEmpty, others := map[string][]string{}, map[string][]string{}
-	without := withoutDevices(state)
+	others := map[string][]string{}
+	var lacking []fwk.NodeInfo
 	for _, info := range all {
 		name := info.Node().Name
-		status := diagnosis.NodeToStatus.Get(name)
-		if status.Plugin() != deviceclaims.Name {
-			if equipped.Has(name) {
-				reason := strings.Join(status.Reasons(), "; ")
-				others[reason] = append(others[reason], name)
-			}
-			continue
-		}
-		empty := framework.NewNodeInfo()
-		empty.SetNode(info.Node())
-		switch status := c.profile.RunFilterPlugins(ctx, without, pod, empty); {
-		case status.Code() == fwk.Error:
-			return status.AsError()
-		case !status.IsSuccess():
+		switch status := diagnosis.NodeToStatus.Get(name); {
+		case status.Plugin() == deviceclaims.Name:
+			lacking = append(lacking, info)
+		case equipped.Has(name):
 			reason := strings.Join(status.Reasons(), "; ")
-			evenEmpty[reason] = append(evenEmpty[reason], name)
+			others[reason] = append(others[reason], name)
 		}
 	}
+	evenEmpty, err := c.evenEmpty(ctx, state, pod, lacking)
+	if err != nil {
+		return err
+	}
 	out.EvenEmpty, out.Others = refusalsOf(evenEmpty), refusalsOf(others)
-	return ctx.Err()
+	return nil
+}
+
+// countPods are the plugins that count pods before they look at any node: those of a node that is thought empty, too.
+var countPods = sets.New(names.InterPodAffinity, names.PodTopologySpread, names.VolumeRestrictions)
+
+// evenEmpty is what refuses a pod on nodes, by reason, if nobody is there and devices do not matter. Plugins that count pods do not matter
+// either: it would take longer to count again for each node than to try it.
+func (c *Cluster) evenEmpty(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (map[string][]string, error) {
+	without := withoutDevices(state)
+	without.SetSkipFilterPlugins(without.GetSkipFilterPlugins().Union(countPods))
+	statuses := make([]*fwk.Status, len(nodes))
+	c.profile.Parallelizer().Until(ctx, len(nodes), func(i int) {
+		empty := framework.NewNodeInfo()
+		empty.SetNode(nodes[i].Node())
+		statuses[i] = c.profile.RunFilterPlugins(ctx, without, pod, empty)
+	}, "Filter")
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	refused := map[string][]string{}
+	for i, status := range statuses {
+		switch {
+		case status.Code() == fwk.Error:
+			return nil, status.AsError()
+		case !status.IsSuccess():
+			reason := strings.Join(status.Reasons(), "; ")
+			refused[reason] = append(refused[reason], nodes[i].Node().Name)
+		}
+	}
+	return refused, nil
 }
 
 // withoutDevices is a copy of a state with which the plugin of the devices is not asked.
@@ -131,22 +156,22 @@ func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 
 // usesAny tells whether a pod uses one of the claims.
 func usesAny(pod *v1.Pod, claims []explain.ClaimHolder) bool {
-	names := usedBy(pod)
+	used := usedBy(pod)
 	return slices.ContainsFunc(claims, func(claim explain.ClaimHolder) bool {
-		return names.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Claim})
+		return used.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Claim})
 	})
 }
 
 // usedBy are the names of the pod's claims that are known.
 func usedBy(pod *v1.Pod) sets.Set[types.NamespacedName] {
-	names := sets.New[types.NamespacedName]()
+	used := sets.New[types.NamespacedName]()
 	for i := range pod.Spec.ResourceClaims {
 		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
-			names.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: *name})
+			used.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: *name})
 		}
 	}
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		names.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: extended.ResourceClaimName})
+		used.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: extended.ResourceClaimName})
 	}
-	return names
+	return used
 }
