@@ -22,7 +22,7 @@ import (
 
 // A GPU's state follows from who holds what of it, and whether it can be had.
 func TestStates(t *testing.T) {
-	c := snapshottest.New(2, 4)
+	c := snapshottest.New(3, 4)
 	c.Run("a", "one", 0, 0, 1)
 	_, admin := c.Run("a", "monitor", 0, 0, 0)
 	admin.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
@@ -41,7 +41,7 @@ func TestStates(t *testing.T) {
 	_, endless := c.Run("b", "endless", 0, 1, 1)
 	endless.Status.Allocation.Devices.Results[0].ShareID = ptr.To[types.UID]("endless")
 	endless.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(tooMany)}
-	slice.Spec.Devices[0].Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse(tooMany)}}
+	c.ResourceSlices[2].Spec.Devices[0].Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse(tooMany)}}
 	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 	for _, place := range []string{"0", "4"} {
 		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{
@@ -68,13 +68,14 @@ func TestStates(t *testing.T) {
 		if g.SharedMemoryBytes != nil && *g.SharedMemoryBytes != 20<<30 {
 			t.Errorf("shares take %d", *g.SharedMemoryBytes)
 		}
-		if g.Node == "worker-1" && g.Device == "gpu-0" && g.MemoryBytes != 0 {
+		if g.Node == "worker-2" && g.Device == "gpu-0" && g.MemoryBytes != 0 {
 			t.Errorf("memory that is no number of bytes counts as %d", g.MemoryBytes)
 		}
 	}
 	if diff := cmp.Diff(map[string]string{
 		"worker-0/gpu-0": "free ", "worker-0/gpu-1": "held ", "worker-0/gpu-2": "tainted ", "worker-0/gpu-3": "free ",
 		"worker-1/gpu-0": "free ", "worker-1/gpu-1": "shared ", "worker-1/gpu-2": "partitioned 3g.40gb", "worker-1/gpu-3": "tainted ", "worker-1/gpu-lost": "gone ",
+		"worker-2/gpu-0": "incomplete ", "worker-2/gpu-1": "incomplete ", "worker-2/gpu-2": "incomplete ", "worker-2/gpu-3": "incomplete ",
 	}, got); diff != "" {
 		t.Error(diff)
 	}
@@ -416,6 +417,19 @@ func TestAnIncompletePool(t *testing.T) {
 	}
 	if totals.LargestFree.Node != "worker-1" {
 		t.Errorf("the largest group is on %s", totals.LargestFree.Node)
+	}
+}
+
+// The scheduler gives out no device of a pool that contradicts itself: none of them is free.
+func TestAnInvalidPool(t *testing.T) {
+	c := snapshottest.New(1, 2)
+	c.ResourceSlices[0].Spec.Devices[1].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "nowhere"}}
+	gpus := clusterview.GPUs(c.Snapshot())
+	if totals := clusterview.Total(gpus); totals.States[clusterview.Incomplete] != 2 || totals.LargestFree != nil {
+		t.Errorf("%+v", totals)
+	}
+	if sizes := clusterview.Sizes(gpus); sizes[0].Fit != 0 {
+		t.Errorf("%d fit", sizes[0].Fit)
 	}
 }
 

@@ -46,7 +46,7 @@ type Device struct {
 	// Taints are those of the driver and of DeviceTaintRules.
 	Taints  []Taint
 	Holders []Holder
-	// Incomplete tells that not all slices of its pool are there: until they are, nobody gets its devices.
+	// Incomplete tells that not all slices of its pool are there, or that they contradict each other: nobody gets its devices then.
 	Incomplete bool
 	// Left is what is left of the counters that it consumes, if nobody holds it, and Overdrawn, if somebody does, tells that claims have more
 	// of them than there is. Beside are some of the claims that have other devices with the same counters.
@@ -106,9 +106,9 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		pool := [2]string{slice.Spec.Driver, slice.Spec.Pool.Name}
 		pools[pool] = append(pools[pool], slice)
 	}
-	whole := map[*resourceapi.ResourceSlice]bool{}
+	problems := map[*resourceapi.ResourceSlice]*inventory.PoolProblem{}
 	for _, pool := range pools {
-		maps.Copy(whole, inventory.Counting(pool))
+		maps.Copy(problems, inventory.Counting(pool))
 	}
 	var devices []*Device
 	var counting []*resourceapi.ResourceSlice
@@ -116,7 +116,7 @@ func Devices(s *snapshot.Snapshot) []*Device {
 	of := map[*resourceapi.Device]*Device{}
 	for _, slice := range s.ResourceSlices {
 		spec := &slice.Spec
-		isWhole, counts := whole[slice]
+		problem, counts := problems[slice]
 		if !counts {
 			continue
 		}
@@ -124,7 +124,7 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		for i := range spec.Devices {
 			object := &spec.Devices[i]
 			d := &Device{ID: ID{spec.Driver, spec.Pool.Name, object.Name}, Object: object, Node: cmp.Or(ptr.Deref(spec.NodeName,
-				""), ptr.Deref(object.NodeName, ""), Network), Incomplete: !isWhole}
+				""), ptr.Deref(object.NodeName, ""), Network), Incomplete: problem != nil}
 			for _, taint := range object.Taints {
 				d.Taints = append(d.Taints, Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
 			}

@@ -29,7 +29,8 @@ const (
 	Partitioned State = "partitioned"
 	// Tainted: nobody holds it, and a taint keeps claims off it.
 	Tainted State = "tainted"
-	// Incomplete: nobody holds it, and claims cannot have it, because not all slices of its pool are there.
+	// Incomplete: nobody holds it, and claims cannot have it, because not all slices of its pool are there, or they
+	// contradict each other.
 	Incomplete State = "incomplete"
 	// Gone: a claim holds it, and it is not published any more.
 	Gone State = "gone"

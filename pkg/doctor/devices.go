@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/clusterview"
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/twopaths"
@@ -101,11 +102,16 @@ func firstLine(s string) string {
 
 func (c *cluster) slices() {
 	type pool struct{ driver, name, node string }
+	all := map[pool][]*resourceapi.ResourceSlice{}
 	several := map[pool]bool{} // nodes reach it: it has a slice that is not of one alone
 	for _, slice := range c.s.ResourceSlices {
-		if slice.Spec.NodeName == nil {
-			several[pool{slice.Spec.Driver, slice.Spec.Pool.Name, ""}] = true
-		}
+		p := pool{slice.Spec.Driver, slice.Spec.Pool.Name, ""}
+		all[p] = append(all[p], slice)
+		several[p] = several[p] || slice.Spec.NodeName == nil
+	}
+	problems := map[*resourceapi.ResourceSlice]*inventory.PoolProblem{} // of those that count
+	for _, of := range all {
+		maps.Copy(problems, inventory.Counting(of))
 	}
 	of := map[pool][]*resourceapi.ResourceSlice{}
 	var pools []pool
@@ -119,14 +125,15 @@ func (c *cluster) slices() {
 		}
 		of[p] = append(of[p], slice)
 	}
+	told := map[*inventory.PoolProblem]bool{}
 	for _, p := range pools {
 		object := fmt.Sprintf("pool %s/%s", p.driver, p.name)
 		restart := "Its driver publishes it anew: read its log on that node, and restart it if it says nothing."
 		newest := slices.MaxFunc(of[p], func(a, b *resourceapi.ResourceSlice) int {
 			return cmp.Compare(a.Spec.Pool.Generation, b.Spec.Pool.Generation)
 		})
-		generation, want, have := newest.Spec.Pool.Generation, newest.Spec.Pool.ResourceSliceCount, int64(0)
-		names, gone, agree := map[string]bool{}, map[string]bool{}, true
+		generation := newest.Spec.Pool.Generation
+		names, gone := map[string]bool{}, map[string]bool{}
 		for _, slice := range of[p] {
 			if node := ptr.Deref(slice.Spec.NodeName, ""); node != "" && c.nodes[node] == nil && !gone[node] {
 				gone[node] = true
@@ -140,11 +147,9 @@ func (c *cluster) slices() {
 				}
 				continue
 			}
-			have++
-			if slice.Spec.Pool.ResourceSliceCount != want {
-				agree = false
-				c.find(Error, object, restart, "Slice %s says that it has %d slices, slice %s says %d: its devices are given to nobody",
-					slice.Name, slice.Spec.Pool.ResourceSliceCount, newest.Name, want)
+			if problem := problems[slice]; problem != nil && !told[problem] {
+				told[problem] = true
+				c.find(Error, object, restart, "Its devices are given to nobody: %s", problem.Detail)
 			}
 			for i := range slice.Spec.Devices {
 				name := slice.Spec.Devices[i].Name
@@ -153,9 +158,6 @@ func (c *cluster) slices() {
 				}
 				names[name] = true
 			}
-		}
-		if agree && have != want {
-			c.find(Error, object, restart, "It has %d of %d slices: its devices are given to nobody", have, want)
 		}
 	}
 	names := namedAlike(c.s.ResourceSlices, c.nodes)

@@ -346,7 +346,23 @@ var faults = map[string]struct {
 		p.ResourceSlices[0].Spec.Pool.Name, p.ResourceSlices[1].Spec.Pool.Name = "gpus", "gpus"
 		p.ResourceClaims[0].Status.Allocation.Devices.Results[0].Pool = "gpus"
 	}, []string{"error slices pool gpu.nvidia.com/gpus: Nodes worker-0 and worker-1 both have devices of these names: gpu-0, gpu-1"}},
-	"a slice is missing":         {func(p *planted) { p.ResourceSlices[0].Spec.Pool.ResourceSliceCount = 2 }, []string{"error slices pool gpu.nvidia.com/worker-0: 1 of 2 slices"}},
+	"a slice is missing": {func(p *planted) { p.ResourceSlices[0].Spec.Pool.ResourceSliceCount = 2 }, []string{"error slices pool gpu.nvidia.com/worker-0: 1 of 2 slices"}},
+	"a counter set that is not there": {func(p *planted) {
+		p.ResourceSlices[0].Spec.Devices[1].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "memory"}}
+	}, []string{
+		"error slices pool gpu.nvidia.com/worker-0: device gpu-1 consumes from counter set memory, which does not exist",
+		"warning api-gates API server: DRAPartitionableDevices is off",
+	}},
+	"slices of a pool of two nodes that are too few": {func(p *planted) {
+		for _, slice := range p.ResourceSlices {
+			slice.Spec.Pool.Name, slice.Spec.Pool.ResourceSliceCount = "gpus", 3
+			for i := range slice.Spec.Devices {
+				slice.Spec.Devices[i].Name += "-" + *slice.Spec.NodeName
+			}
+		}
+		allocated := &p.ResourceClaims[0].Status.Allocation.Devices.Results[0]
+		allocated.Pool, allocated.Device = "gpus", "gpu-0-worker-0"
+	}, []string{"error slices pool gpu.nvidia.com/gpus: 2 of 3 slices"}},
 	"a slice too many":           {func(p *planted) { p.another() }, []string{"error slices pool gpu.nvidia.com/worker-0: 2 of 1 slices"}},
 	"two devices of one name":    {func(p *planted) { p.ResourceSlices[0].Spec.Devices[1].Name = "gpu-0" }, []string{"error slices pool gpu.nvidia.com/worker-0: two devices of the name gpu-0"}},
 	"slices that do not agree":   {func(p *planted) { p.another().Spec.Pool.ResourceSliceCount = 3 }, []string{"error slices pool gpu.nvidia.com/worker-0: says"}},
@@ -567,6 +583,16 @@ func TestAHealthyClusterHasNoFault(t *testing.T) {
 		"a pool that is called alike on two nodes": func(p *planted) {
 			for _, slice := range p.ResourceSlices {
 				slice.Spec.Pool.Name = "gpus"
+				for i := range slice.Spec.Devices {
+					slice.Spec.Devices[i].Name += "-" + *slice.Spec.NodeName
+				}
+			}
+			allocated := &p.ResourceClaims[0].Status.Allocation.Devices.Results[0]
+			allocated.Pool, allocated.Device = "gpus", "gpu-0-worker-0"
+		},
+		"a pool of several nodes that is whole with the slices of all": func(p *planted) {
+			for _, slice := range p.ResourceSlices {
+				slice.Spec.Pool.Name, slice.Spec.Pool.ResourceSliceCount = "gpus", int64(len(p.ResourceSlices))
 				for i := range slice.Spec.Devices {
 					slice.Spec.Devices[i].Name += "-" + *slice.Spec.NodeName
 				}

@@ -372,19 +372,20 @@ func (m *membership) estrange(id PoolID, node, why string) {
 	}
 }
 
-// Counting returns those of the slices of one pool that count, for who has slices and no Store, and whether each is one of a whole. Of
-// slices for more than one node these are the newest, of those for single nodes the newest of each that are not older than those.
-func Counting(pool []*resourceapi.ResourceSlice) (isWholeWith map[*resourceapi.ResourceSlice]bool) {
+// Counting returns those of the slices of one pool that count, for who has slices and no Store, and why devices of each are not given out:
+// nil if they are. Of slices for more than one node these are the newest, of those for single nodes the newest of each that are not older
+// than those.
+func Counting(pool []*resourceapi.ResourceSlice) (problems map[*resourceapi.ResourceSlice]*PoolProblem) {
 	if len(pool) == 0 {
 		return nil
 	}
-	features := Features{PartitionableDevices: true, CompatibilityGroups: true}
+	c := &caches{features: Features{PartitionableDevices: true, CompatibilityGroups: true}, limits: defaultLimits}
 	set := sliceSet{ofNode: make(map[string]map[string]*Slice)}
 	for _, object := range pool {
-		set.add(newSlice(object, features))
+		set.add(newSlice(object, c.features))
 	}
 	id := poolOf(pool[0])
-	m := membersOf(id, set.lookedAt(id, maxMembers), defaultLimits, features)
+	m := membersOf(id, set.lookedAt(id, maxMembers), c.limits, c.features)
 	shared := int64(math.MinInt64)
 	generations := make(map[int64][]*Slice)
 	for _, s := range m.own {
@@ -393,16 +394,18 @@ func Counting(pool []*resourceapi.ResourceSlice) (isWholeWith map[*resourceapi.R
 			shared = max(shared, g)
 		}
 	}
-	isWholeWith = make(map[*resourceapi.ResourceSlice]bool, len(m.own))
+	problems = make(map[*resourceapi.ResourceSlice]*PoolProblem, len(m.own))
 	for g, all := range generations {
-		whole := m.judged[g] || isWhole(all)
+		if g < shared {
+			continue
+		}
+		left := c.limits.particulars
+		problem := newGeneration(id, g, all, c, m.judged[g], &left).Problem
 		for _, s := range all {
-			if g >= shared {
-				isWholeWith[s.Object] = whole
-			}
+			problems[s.Object] = problem
 		}
 	}
-	return isWholeWith
+	return problems
 }
 
 // byGeneration has the groups of each generation apart.

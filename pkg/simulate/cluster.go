@@ -60,6 +60,8 @@ type Cluster struct {
 	profile  framework.Framework
 	plugin   *deviceclaims.Plugin
 	nominees *nominees
+	// empty are the nodes without anybody, by name, as far as they were asked for.
+	empty map[string]fwk.NodeInfo
 }
 
 // prepare sets up the process: metrics that the framework writes to, and preemption that has ended when its plugin returns.
@@ -82,7 +84,10 @@ func New(ctx context.Context, objects *snapshot.Objects, opts Options) (*Cluster
 	}
 	logger := klog.FromContext(ctx)
 	ctx, cancel := context.WithCancel(ctx)
-	c := &Cluster{cancel: cancel, logger: logger, random: rand.New(rand.NewPCG(opts.Seed, 0)), nominees: newNominees(objects.Pods)}
+	c := &Cluster{
+		cancel: cancel, logger: logger, random: rand.New(rand.NewPCG(opts.Seed, 0)), nominees: newNominees(objects.Pods),
+		empty: map[string]fwk.NodeInfo{},
+	}
 	if err := c.start(ctx, objects, config); err != nil {
 		c.Close()
 		return nil, err

@@ -98,11 +98,12 @@ var countPods = sets.New(names.InterPodAffinity, names.PodTopologySpread, names.
 func (c *Cluster) evenEmpty(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (map[string][]string, error) {
 	without := withoutDevices(state)
 	without.SetSkipFilterPlugins(without.GetSkipFilterPlugins().Union(countPods))
-	statuses := make([]*fwk.Status, len(nodes))
+	empty, statuses := make([]fwk.NodeInfo, len(nodes)), make([]*fwk.Status, len(nodes))
+	for i, info := range nodes {
+		empty[i] = c.emptied(info.Node())
+	}
 	c.profile.Parallelizer().Until(ctx, len(nodes), func(i int) {
-		empty := framework.NewNodeInfo()
-		empty.SetNode(nodes[i].Node())
-		statuses[i] = c.profile.RunFilterPlugins(ctx, without, pod, empty)
+		statuses[i] = c.profile.RunFilterPlugins(ctx, without, pod, empty[i])
 	}, "Filter")
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -118,6 +119,17 @@ func (c *Cluster) evenEmpty(ctx context.Context, state fwk.CycleState, pod *v1.P
 		}
 	}
 	return refused, nil
+}
+
+// emptied is the node without anybody.
+func (c *Cluster) emptied(node *v1.Node) fwk.NodeInfo {
+	info := c.empty[node.Name]
+	if info == nil {
+		made := framework.NewNodeInfo()
+		made.SetNode(node)
+		info, c.empty[node.Name] = made, made
+	}
+	return info
 }
 
 // withoutDevices is a copy of a state with which the plugin of the devices is not asked.

@@ -121,7 +121,8 @@ var references = map[string]string{
 	"namespace": "ns", "nodeName": "node", "nominatedNodeName": "node", "resourceClaimName": "claim", "resourceClaimTemplateName": "template",
 	"claimName": "pvc", "volumeName": "pv", "podGroupName": "group", "hostname": "host", "hostnameOverride": "host", "subdomain": "host",
 	"serviceAccountName": "account", "serviceAccount": "account", "volumeHandle": "volume", "generateName": "prefix",
-	"workloadName": "workload", "parentCompositePodGroupName": "group", "pdName": "volume", "volumeID": "volume", "diskName": "volume", "diskURI": "volume",
+	"workloadName": "workload", "parentCompositePodGroupName": "group", "pdName": "volume", "volumeID": "volume",
+	"diskName": "volume", "diskURI": "volume",
 	"containerName": "container", "templateName": "part", nodeAnnotation: "node", v1.LabelHostname: "node",
 }
 
