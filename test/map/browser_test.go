@@ -86,13 +86,22 @@ func newBrowser(t *testing.T, more ...chromedp.ExecAllocatorOption) *browser {
 		options = append(options, chromedp.NoSandbox)
 	}
 	options = append(options, more...)
-	ctx, cancel := chromedp.NewExecAllocator(context.WithoutCancel(t.Context()), options...)
-	t.Cleanup(cancel)
-	b := &browser{t: t}
-	b.ctx, cancel = chromedp.NewContext(ctx)
-	t.Cleanup(cancel)
-	b.open()
-	return b
+	for attempt := 1; ; attempt++ {
+		ctx, cancelAllocator := chromedp.NewExecAllocator(context.WithoutCancel(t.Context()), options...)
+		ctx, cancel := chromedp.NewContext(ctx)
+		err := chromedp.Do(ctx)
+		if err == nil {
+			t.Cleanup(cancelAllocator)
+			t.Cleanup(cancel)
+			return &browser{t: t, ctx: ctx}
+		}
+		cancel()
+		cancelAllocator()
+		if attempt == 3 { // it has crashed once in some hundred starts, before it had a page
+			t.Fatal(err)
+		}
+		t.Logf("the browser is started again: %v", err)
+	}
 }
 
 // tab is a page of the browser. What it logs as an error fails the test.
