@@ -98,9 +98,8 @@ func (h *Holder) Memory(driver string) string {
 	return cmp.Or(h.Share["memory"], h.Share[driver+"/memory"])
 }
 
-// Devices returns all devices of a snapshot, by node, driver, pool and name, of those slices of a pool that count, see
-// [inventory.Counting]. Allocated devices that are not published are there, too, without Object.
-func Devices(s *snapshot.Snapshot) []*Device {
+// Problems are those of pools, by their slices that count, see [inventory.Counting]: nil for a slice whose devices are given out.
+func Problems(s *snapshot.Snapshot) map[*resourceapi.ResourceSlice]*inventory.PoolProblem {
 	pools := map[[2]string][]*resourceapi.ResourceSlice{}
 	for _, slice := range s.ResourceSlices {
 		pool := [2]string{slice.Spec.Driver, slice.Spec.Pool.Name}
@@ -110,6 +109,13 @@ func Devices(s *snapshot.Snapshot) []*Device {
 	for _, pool := range pools {
 		maps.Copy(problems, inventory.Counting(pool))
 	}
+	return problems
+}
+
+// Devices returns all devices of a snapshot, by node, driver, pool and name, of those slices of a pool that count, see
+// [inventory.Counting]. Allocated devices that are not published are there, too, without Object.
+func Devices(s *snapshot.Snapshot) []*Device {
+	problems := Problems(s)
 	var devices []*Device
 	var counting []*resourceapi.ResourceSlice
 	by, onNode := map[ID]*Device{}, map[place]*Device{}

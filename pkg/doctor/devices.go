@@ -17,7 +17,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/clusterview"
-	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/twopaths"
@@ -102,17 +101,13 @@ func firstLine(s string) string {
 
 func (c *cluster) slices() {
 	type pool struct{ driver, name, node string }
-	all := map[pool][]*resourceapi.ResourceSlice{}
 	several := map[pool]bool{} // nodes reach it: it has a slice that is not of one alone
 	for _, slice := range c.s.ResourceSlices {
-		p := pool{slice.Spec.Driver, slice.Spec.Pool.Name, ""}
-		all[p] = append(all[p], slice)
-		several[p] = several[p] || slice.Spec.NodeName == nil
+		if slice.Spec.NodeName == nil {
+			several[pool{slice.Spec.Driver, slice.Spec.Pool.Name, ""}] = true
+		}
 	}
-	problems := map[*resourceapi.ResourceSlice]*inventory.PoolProblem{} // of those that count
-	for _, of := range all {
-		maps.Copy(problems, inventory.Counting(of))
-	}
+	problems := clusterview.Problems(c.s)
 	of := map[pool][]*resourceapi.ResourceSlice{}
 	var pools []pool
 	for _, slice := range c.s.ResourceSlices {
@@ -125,7 +120,7 @@ func (c *cluster) slices() {
 		}
 		of[p] = append(of[p], slice)
 	}
-	told := map[*inventory.PoolProblem]bool{}
+	told := map[string]bool{} // a pool of several nodes has its problem once
 	for _, p := range pools {
 		object := fmt.Sprintf("pool %s/%s", p.driver, p.name)
 		restart := "Its driver publishes it anew: read its log on that node, and restart it if it says nothing."
@@ -147,8 +142,8 @@ func (c *cluster) slices() {
 				}
 				continue
 			}
-			if problem := problems[slice]; problem != nil && !told[problem] {
-				told[problem] = true
+			if problem := problems[slice]; problem != nil && !told[problem.String()] {
+				told[problem.String()] = true
 				c.find(Error, object, restart, "Its devices are given to nobody: %s", problem.Detail)
 			}
 			for i := range slice.Spec.Devices {

@@ -58,6 +58,7 @@ type Cluster struct {
 	writes   *writes
 	snapshot *internalcache.Snapshot
 	profile  framework.Framework
+	devices  *draManager
 	plugin   *deviceclaims.Plugin
 	nominees *nominees
 	// empty are the nodes without anybody, by name, as far as they were asked for.
@@ -119,6 +120,9 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 	if err := registry.Merge(ours); err != nil {
 		return err
 	}
+	if c.devices, err = newDRAManager(ctx, client, objects); err != nil {
+		return err
+	}
 	c.profile, err = frameworkruntime.NewFramework(ctx, registry, config,
 		frameworkruntime.WithClientSet(client),
 		frameworkruntime.WithInformerFactory(c.factory),
@@ -129,6 +133,7 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 		frameworkruntime.WithPodActivator(noQueue{}),
 		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
 		frameworkruntime.WithPodsInPreBind(frameworkruntime.NewPodsInPreBindMap()),
+		frameworkruntime.WithSharedDRAManager(c.devices),
 		frameworkruntime.WithSharedCSIManager(nodevolumelimits.NewCSIManager(c.factory.Storage().V1().CSINodes().Lister())),
 		frameworkruntime.WithPodGroupManager(c.snapshot),
 		frameworkruntime.WithLogger(c.logger),
@@ -191,6 +196,9 @@ func (c *Cluster) Close() {
 	}
 	if c.factory != nil {
 		c.factory.Shutdown()
+	}
+	if c.devices != nil {
+		c.devices.factory.Shutdown()
 	}
 }
 
