@@ -52,7 +52,7 @@ func randomCluster(r *rand.Rand) (*snapshottest.Cluster, *v1.Pod) {
 		}
 	}
 	pod, claim := c.Pod("team-0", "waits", 1+r.IntN(4), int32(5*r.IntN(4)))
-	switch r.IntN(4) {
+	switch r.IntN(5) {
 	case 0:
 		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: fmt.Sprintf(`device.attributes["resource.kubernetes.io"].numaNode == %d`, r.IntN(2)),
@@ -62,6 +62,8 @@ func randomCluster(r *rand.Rand) (*snapshottest.Cluster, *v1.Pod) {
 	case 2:
 		pod.Spec.PreemptionPolicy = new(v1.PreemptionPolicy)
 		*pod.Spec.PreemptionPolicy = v1.PreemptNever
+	case 3:
+		byExtendedResource(c, pod)
 	}
 	return c, pod
 }
@@ -73,9 +75,10 @@ func TestItAgreesWithTheScheduler(t *testing.T) {
 	if testing.Short() {
 		clusters = 10
 	}
-	fits, evicts, released := 0, 0, 0
+	fits, evicts, released, byResource := 0, 0, 0, 0
 	for seed := range clusters {
 		c, pod := randomCluster(rand.New(rand.NewPCG(uint64(seed), 1)))
+		byResource += 1 - len(pod.Spec.ResourceClaims)
 		why, err := simulate.Explain(t.Context(), &c.Objects, pod.Namespace, pod.Name, simulate.Options{Seed: uint64(seed)})
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
@@ -107,8 +110,9 @@ func TestItAgreesWithTheScheduler(t *testing.T) {
 			}
 		}
 	}
-	if fits == 0 || evicts == 0 || released == 0 {
-		t.Errorf("%d pods fit, %d evict, %d are told of a release: this proves too little", fits, evicts, released)
+	if fits == 0 || evicts == 0 || released == 0 || byResource == 0 {
+		t.Errorf("%d pods fit, %d evict, %d are told of a release, %d ask by an extended resource: this proves too little", fits, evicts,
+			released, byResource)
 	}
 }
 
@@ -235,6 +239,11 @@ func create(ctx context.Context, t *testing.T, client kubernetes.Interface, obje
 		must(err)
 	}
 	for i, pod := range objects.Pods {
+		if i == len(objects.ResourceClaims) { // it asks by an extended resource
+			_, err := client.CoreV1().Pods(pod.Namespace).Create(ctx, fresh(pod.DeepCopy()), metav1.CreateOptions{})
+			must(err)
+			continue
+		}
 		claim := objects.ResourceClaims[i].DeepCopy()
 		status := claim.Status.DeepCopy()
 		claim.Status = resourceapi.ResourceClaimStatus{}

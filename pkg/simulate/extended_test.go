@@ -17,17 +17,23 @@ import (
 
 const extended = "example.com/gpu"
 
-// asking adds a pod that asks for GPUs by the name of the class's extended resource, and has no claim.
+// asking adds a pod that asks for GPUs by the name of the class's extended resource.
 func asking(c *snapshottest.Cluster, name string, gpus, priority int) *v1.Pod {
-	c.DeviceClasses[0].Spec.ExtendedResourceName = ptr.To(extended)
 	pod, _ := c.Pod("a", name, gpus, int32(priority))
-	c.ResourceClaims = c.ResourceClaims[:len(c.ResourceClaims)-1]
+	byExtendedResource(c, pod)
+	return pod
+}
+
+// byExtendedResource has the last pod ask for its GPUs by the name of the class's extended resource, in place of the claim.
+func byExtendedResource(c *snapshottest.Cluster, pod *v1.Pod) {
+	c.DeviceClasses[0].Spec.ExtendedResourceName = ptr.To(extended)
+	last := len(c.ResourceClaims) - 1
+	amount := *resource.NewQuantity(c.ResourceClaims[last].Spec.Devices.Requests[0].Exactly.Count, resource.DecimalSI)
+	c.ResourceClaims = c.ResourceClaims[:last]
 	container := &pod.Spec.Containers[0]
 	pod.Spec.ResourceClaims, container.Resources.Claims = nil, nil
-	amount := resource.MustParse(fmt.Sprint(gpus))
 	container.Resources.Requests[extended] = amount
 	container.Resources.Limits = v1.ResourceList{extended: amount}
-	return pod
 }
 
 // Pods that ask for a class's extended resource get devices, which nobody else gets, also when pods are evicted afterwards.

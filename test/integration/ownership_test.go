@@ -5,6 +5,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -147,6 +148,17 @@ func TestOwnership(t *testing.T) {
 		var others []string
 		for _, device := range []string{"gpu-1", "gpu-2", "gpu-3"} {
 			others = append(others, w.addTaintRule("a", device, lost))
+		}
+		// Rules and pods come to the scheduler by two watches: until it has all rules it gives out what it does not know to be tainted.
+		for i := 0; ; i++ {
+			early := fmt.Sprint("early-", i)
+			w.addPod(early, withTemplate("one"))
+			tried := w.awaitPod(early, "tried", func(p *v1.Pod) bool { return scheduledCondition(p) != nil })
+			w.deletePod(early)
+			w.awaitPodGone(early)
+			if tried.Spec.NodeName == "" && scheduledCondition(tried).Status == v1.ConditionFalse {
+				break
+			}
 		}
 		w.addPod("late", withTemplate("one"))
 		w.awaitUnschedulable("late", "1 tainted example.com/lost by DeviceTaintRule "+others[0], "by DeviceTaintRule "+others[1], "by DeviceTaintRule "+others[2], "1 of 4", "held")
