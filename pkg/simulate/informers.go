@@ -40,10 +40,10 @@ func register[T any, P interface {
 
 // listWatch lists the objects, and tells of no change.
 func listWatch[P runtime.Object](client kubernetes.Interface, objects []P) cache.ListerWatcher {
-	all := &list[P]{Items: objects}
-	all.ResourceVersion = newest(objects)
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return all, nil },
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			return &list[P]{Items: objects, ListMeta: metav1.ListMeta{ResourceVersion: newest(objects)}}, nil
+		},
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
 	}, client)
 }
