@@ -142,7 +142,10 @@ func (c *cluster) slices() {
 				}
 				continue
 			}
-			if problem := problems[slice]; problem != nil && !told[problem.String()] {
+			switch problem, counts := problems[slice]; {
+			case !counts:
+				c.find(Error, object, restart, "Slice %s does not count beside the others of its pool: its devices are given to nobody", slice.Name)
+			case problem != nil && !told[problem.String()]:
 				told[problem.String()] = true
 				c.find(Error, object, restart, "Its devices are given to nobody: %s", problem.Detail)
 			}

@@ -353,6 +353,24 @@ var faults = map[string]struct {
 		"error slices pool gpu.nvidia.com/worker-0: device gpu-1 consumes from counter set memory, which does not exist",
 		"warning api-gates API server: DRAPartitionableDevices is off",
 	}},
+	"a node whose slice of a pool called alike is not whole": {func(p *planted) {
+		for _, slice := range p.ResourceSlices {
+			slice.Spec.Pool.Name = "gpus"
+			for i := range slice.Spec.Devices {
+				slice.Spec.Devices[i].Name += "-" + *slice.Spec.NodeName
+			}
+		}
+		p.ResourceSlices[1].Spec.Pool.ResourceSliceCount = 2
+		allocated := &p.ResourceClaims[0].Status.Allocation.Devices.Results[0]
+		allocated.Pool, allocated.Device = "gpus", "gpu-0-worker-0"
+	}, []string{"error slices pool gpu.nvidia.com/gpus: does not count beside the others of its pool"}},
+	"a node's slice in the pool of another": {func(p *planted) {
+		slice := p.ResourceSlices[1]
+		slice.Spec.Pool.Name = "worker-0"
+		for i := range slice.Spec.Devices {
+			slice.Spec.Devices[i].Name += "-more"
+		}
+	}, []string{"error slices pool gpu.nvidia.com/worker-0: does not count beside the others of its pool"}},
 	"slices of a pool of two nodes that are too few": {func(p *planted) {
 		for _, slice := range p.ResourceSlices {
 			slice.Spec.Pool.Name, slice.Spec.Pool.ResourceSliceCount = "gpus", 3
