@@ -300,12 +300,16 @@ func isTopology(key string) bool {
 	return strings.HasPrefix(key, "topology.kubernetes.io/") || strings.HasPrefix(key, "failure-domain.beta.kubernetes.io/")
 }
 
-// pool replaces the name of a pool, or that in a slice's spec.pool: mostly it is that of its node, or has it.
+// pool replaces the name of a pool, or that in a slice's spec.pool: mostly it is that of its node, or begins with it and a slash, by which
+// the inventory knows whose it is.
 func (h *hasher) pool(value any) any {
 	switch value := value.(type) {
 	case string:
 		if h.nodes[value] {
 			return h.name("node", value)
+		}
+		if node, rest, ok := strings.Cut(value, "/"); ok && h.nodes[node] {
+			return h.name("node", node) + "/" + h.name("pool", rest)
 		}
 		return h.name("pool", value)
 	case map[string]any:

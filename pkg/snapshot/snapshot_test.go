@@ -389,3 +389,21 @@ func TestTakeSome(t *testing.T) {
 		t.Errorf("%s%d pods, %d nodes, %d slices", diff, len(s.Pods), len(s.Nodes), len(s.ResourceSlices))
 	}
 }
+
+// A pool that is called after its node, and a part of it, is of this node with hashed names, too.
+func TestHashedPoolsAreOfTheirNodes(t *testing.T) {
+	node := "worker-0"
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, Spec: resourceapi.ResourceSliceSpec{
+		NodeName: &node, Pool: resourceapi.ResourcePool{Name: node + "/mig", ResourceSliceCount: 1},
+	}}
+	hashed, err := snapshot.New(snapshot.Objects{
+		Nodes: []*v1.Node{{ObjectMeta: metav1.ObjectMeta{Name: node}}}, ResourceSlices: []*resourceapi.ResourceSlice{slice},
+	}).Hash()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := &hashed.ResourceSlices[0].Spec
+	if owner, rest, _ := strings.Cut(spec.Pool.Name, "/"); owner != *spec.NodeName || rest == "" || strings.Contains(rest, "mig") {
+		t.Errorf("pool %s of node %s", spec.Pool.Name, *spec.NodeName)
+	}
+}
