@@ -181,7 +181,7 @@ func (h *hasher) walk(value any, labels bool) {
 				h.namespaces(item)
 			case key == "ownerReferences", key == "reservedFor", key == "claimRef", key == "consumerRef", key == "dataSource",
 				key == "dataSourceRef", key == "secretRef":
-				h.refs(item)
+				h.refs(key, item)
 			default:
 				h.walk(item, labels)
 			}
@@ -218,7 +218,7 @@ func (h *hasher) namespaces(value any) {
 }
 
 // refs are references by kind, or resource, and name.
-func (h *hasher) refs(value any) {
+func (h *hasher) refs(field string, value any) {
 	list, ok := value.([]any)
 	if !ok {
 		list = []any{value}
@@ -235,6 +235,9 @@ func (h *hasher) refs(value any) {
 		kind, _ := ref["kind"].(string)
 		if kind == "" {
 			kind, _ = ref["resource"].(string)
+		}
+		if field == "claimRef" { // users who bind a volume leave the kind out
+			kind = "PersistentVolumeClaim"
 		}
 		name, _ := ref["name"].(string)
 		if s := sort[kind]; s != "" {

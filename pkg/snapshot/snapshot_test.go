@@ -407,3 +407,19 @@ func TestHashedPoolsAreOfTheirNodes(t *testing.T) {
 		t.Errorf("pool %s of node %s", spec.Pool.Name, *spec.NodeName)
 	}
 }
+
+// A volume that users have bound to a claim, without its kind, is bound to it with hashed names, too.
+func TestHashedVolumesKeepTheirClaims(t *testing.T) {
+	volume := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}}
+	volume.Spec.ClaimRef = &v1.ObjectReference{Namespace: "a", Name: "data"}
+	claim := &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "data"}}
+	hashed, err := snapshot.New(snapshot.Objects{
+		PersistentVolumes: []*v1.PersistentVolume{volume}, PersistentVolumeClaims: []*v1.PersistentVolumeClaim{claim},
+	}).Hash()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ref, claim := hashed.PersistentVolumes[0].Spec.ClaimRef, hashed.PersistentVolumeClaims[0]; ref.Name != claim.Name || ref.Namespace != claim.Namespace {
+		t.Errorf("the volume is for %s/%s, the claim is %s/%s", ref.Namespace, ref.Name, claim.Namespace, claim.Name)
+	}
+}
