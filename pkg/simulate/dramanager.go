@@ -23,8 +23,8 @@ import (
 	"stowage.dev/stowage/pkg/snapshot"
 )
 
-// draManager knows which class stands for which extended resource (KEP-5004). Claims and devices are asked for by none but scores for
-// such resources, which few configurations have: kube-scheduler's own manager reads them when that happens.
+// draManager knows which class stands for which extended resource (KEP-5004). Claims and devices it reads when they are asked for, by the
+// manager that kube-scheduler has. Only scores for extended resources ask, which few configurations have.
 type draManager struct {
 	fwk.SharedDRAManager
 	classes *extendedresourcecache.ExtendedResourceCache
@@ -55,6 +55,7 @@ func newDRAManager(ctx context.Context, client kubernetes.Interface, objects *sn
 	m.read = sync.OnceFunc(func() {
 		factory.Start(ctx.Done())
 		factory.WaitForCacheSync(ctx.Done())
+		// A cache of claims says through a handler whether it is synced.
 		cache.WaitFor(ctx, "", claims.AddEventHandler(cache.ResourceEventHandlerFuncs{}).HasSyncedChecker(), devices.HasSyncedChecker())
 	})
 	return m, nil

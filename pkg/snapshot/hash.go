@@ -217,7 +217,7 @@ func (h *hasher) namespaces(value any) {
 	}
 }
 
-// refs are references by kind, or resource, and name.
+// refs are references of a field by kind, or resource, and name.
 func (h *hasher) refs(field string, value any) {
 	list, ok := value.([]any)
 	if !ok {
